@@ -1,0 +1,97 @@
+"""A real model behind the executor's contract: one packed forward pass a step over a paged KV cache.
+
+The pass is one row ``[1, T]`` of all chunks' tokens, prompts and decodes alike. Everything but attention works on single
+tokens and does not mind; attention reads the metadata and keeps the requests apart (Orca's selective batching).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from cbref.attention import BACKENDS, NAME, StepMeta
+from cbref.kv_cache import BlockPool
+from cbref.request import Chunk, Request, Sampled
+from cbref.sampling import Sampler
+
+
+class ModelExecutor:
+    """Runs a ``transformers`` decoder that ``load_model`` prepared.
+
+    attention  "torch", or a function with the signature of ``cbref.attention.torch_attention``
+    Other arguments as in ``Engine.from_pretrained``.
+    """
+
+    def __init__(self, model, tokenizer=None, *, block_size: int = 16, num_blocks: int | None = None, max_model_len: int | None = None,
+                 max_num_seqs: int = 8, attention: str | Callable = "torch"):
+        config = model.config
+        if config._attn_implementation != NAME:
+            model.set_attn_implementation(NAME)
+        if not callable(attention) and attention not in BACKENDS:
+            raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(BACKENDS)}, or pass a function")
+        limit = getattr(config, "max_position_embeddings", None)
+        if max_model_len is not None and (max_model_len < 2 or (limit and max_model_len > limit)):
+            raise ValueError(f"max_model_len is {max_model_len}; this model's context allows 2 to {limit} tokens")
+        self.model, self.tokenizer = model, tokenizer
+        self.attention = attention if callable(attention) else BACKENDS[attention]
+        self.max_model_len = max_model_len or limit or 2048
+        self.vocab_size = config.vocab_size
+        self.eos_token_ids = _eos_ids(model, tokenizer)
+        self.block_size = block_size
+        self.device = model.device
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        block_bytes = 2 * config.num_hidden_layers * block_size * heads * dim * model.dtype.itemsize
+        self.num_blocks = num_blocks if num_blocks is not None else self._default_blocks(block_bytes, max_num_seqs)
+        shape = (config.num_hidden_layers, 2, self.num_blocks + 1, block_size, heads, dim)  # + 1: the null block, always zero
+        self._cache = torch.zeros(shape, dtype=model.dtype, device=self.device)
+        self._caches = [tuple(layer) for layer in self._cache]
+        self._sampler = Sampler(self.eos_token_ids, self.device)
+        self._started = time.perf_counter()
+
+    def _default_blocks(self, block_bytes: int, max_num_seqs: int) -> int:
+        enough = max_num_seqs * -(-self.max_model_len // self.block_size)
+        budget = int(0.8 * torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else 1 << 30
+        return max(1, min(enough, budget // block_bytes))
+
+    @torch.inference_mode()
+    def execute(self, chunks: list[Chunk], pool: BlockPool) -> list[Sampled | None]:
+        meta = StepMeta.build(chunks, pool, self._caches, self.attention, self.device)
+        ids = [token for c in chunks for token in _tokens(c)]
+        ends = [i for i, c in enumerate(chunks) if c.yields_token]
+        last = torch.as_tensor(meta.query_start[1:][ends] - 1, device=self.device)  # logits for these rows alone
+        logits = self.model(
+            input_ids=torch.tensor([ids], device=self.device), position_ids=meta.positions[None], use_cache=False,
+            logits_to_keep=last, cb_meta=meta).logits[0].float()
+        sampled: list[Sampled | None] = [None] * len(chunks)
+        for i, token in zip(ends, self._sampler([chunks[i].request for i in ends], logits), strict=True):
+            sampled[i] = token
+            if token.error:  # whatever is in its blocks must not reach their next owner
+                self._cache[:, :, pool.table(chunks[i].request.id)] = 0
+        return sampled
+
+    def now(self) -> float:
+        return time.perf_counter() - self._started
+
+    def wait_until(self, when: float) -> None:
+        time.sleep(max(0.0, when - self.now()))
+
+    def release(self, request: Request) -> None:
+        self._sampler.release(request)
+
+
+def _tokens(chunk: Chunk):
+    prompt, output = chunk.request.prompt, chunk.request.output
+    cut = len(prompt)
+    return [*prompt[chunk.start : chunk.stop], *output[max(chunk.start - cut, 0) : max(chunk.stop - cut, 0)]]
+
+
+def _eos_ids(model, tokenizer) -> frozenset[int]:
+    """All ids that end a sequence: what the generation config says, else the model's config, else the tokenizer."""
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
+    return frozenset()
