@@ -31,10 +31,11 @@ class Engine:
     ``seed`` is for requests that bring no seed of their own: same engine seed, same outputs. None: fresh ones.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler | str = "orca", *, record: bool = True, seed: int | None = None):
+    def __init__(self, executor: Executor, scheduler: Scheduler | str = "orca", *, record: bool = True, seed: int | None = None,
+                 **policy_options):
         self.executor = executor
         self.pool = BlockPool(executor.num_blocks, executor.block_size)
-        self.scheduler = make_scheduler(scheduler)
+        self.scheduler = make_scheduler(scheduler, **policy_options)
         self.scheduler.bind(self.pool)
         self.steps: list[StepRecord] = []
         self.num_steps = 0
@@ -46,12 +47,12 @@ class Engine:
         self._texts: dict[str, object] = {}  # open TextStreams
 
     @classmethod
-    def from_pretrained(cls, model: str = "smollm2-135m", policy: str | Scheduler = "orca", max_batch_size: int = 8, *,
+    def from_pretrained(cls, model: str = "smollm2-135m", policy: str | Scheduler = "orca", max_batch_size: int | None = None, *,
                         block_size: int = 16, num_blocks: int | None = None, max_model_len: int | None = None, dtype=None,
                         device: str | None = None, attention="torch", seed: int | None = None, **policy_options) -> Engine:
         """An engine around a real model: a name that ``load_model`` knows, a local folder, or a hub name.
 
-        max_batch_size  most requests in the batch at once
+        max_batch_size  most requests in the batch at once; None: the policy's own default, 8
         num_blocks      size of the KV pool in blocks of ``block_size`` tokens; None: room for ``max_batch_size`` requests of
                         full length, within 1 GiB on a CPU and 80 % of free memory on a GPU
         dtype, device   None: float32 on the CPU; on a GPU bfloat16, or float16 where the GPU has no bfloat16
@@ -67,7 +68,7 @@ class Engine:
         return cls(executor, scheduler, seed=seed)
 
     @classmethod
-    def simulated(cls, policy: str | Scheduler = "orca", max_batch_size: int = 8, *, step_time: float = 1.0, block_size: int = 16,
+    def simulated(cls, policy: str | Scheduler = "orca", max_batch_size: int | None = None, *, step_time: float = 1.0, block_size: int = 16,
                   num_blocks: int = 1 << 20, max_model_len: int = 1 << 20, record: bool = True, **policy_options) -> Engine:
         """The same loop on a virtual clock, without a model: a step takes ``step_time`` seconds. Needs no torch."""
         from cbref.executors.simulated import SimulatedExecutor

@@ -1,0 +1,120 @@
+"""Figures of what an engine did, drawn from its own records. Words come from ``cbref.strings``, group "plots".
+
+Colours are Okabe and Ito's, which the colour-blind can tell apart; letters and hatching carry the meaning without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from cbref.metrics import StepRecord
+from cbref.request import Completion
+from cbref.strings import load
+
+PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#D55E00", "#0072B2", "#999999")
+WASTED = {"facecolor": "#f4f4f4", "edgecolor": "#9a9a9a", "hatch": "////", "linewidth": 0.0}
+
+
+def slot_timeline(runs: Mapping[str, Sequence[StepRecord]], slots: int, *, clock: str = "step",
+                  names: Mapping[str, str] | None = None) -> Figure:
+    """A Gantt chart of slots, one panel a run: who sits in which slot, and which slot-iterations were wasted.
+
+    runs   panel title -> ``engine.steps``
+    clock  "step" (every iteration one unit wide) or "seconds"
+    names  request id -> short label in the bars; none: A, B, C, … in order of appearance
+    """
+    words = load("plots")
+    fig, panels = plt.subplots(len(runs), 1, figsize=(9, 0.7 + len(runs) * (0.8 + 0.33 * slots)), sharex=True, squeeze=False,
+                               layout="constrained")
+    right = 0.0
+    for axes, (title, steps) in zip(panels[:, 0], runs.items(), strict=True):
+        right = max(right, _draw_slots(axes, steps, slots, clock, names or _letters(steps)))
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_yticks(range(slots), [words["slot"].format(slot=i) for i in range(slots)])
+        axes.set_ylim(slots - 0.45, -0.55)
+    axes.set_xlim(0, right)
+    axes.set_xlabel(words["seconds" if clock == "seconds" else "step"])
+    handles = [Patch(label=words["wasted"], **{**WASTED, "linewidth": 0.5}),
+               Patch(label=words["prefill"], facecolor="white", edgecolor="black", linewidth=1.6)]
+    fig.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return fig
+
+
+def _draw_slots(axes: Axes, steps: Sequence[StepRecord], slots: int, clock: str, names: Mapping[str, str]) -> float:
+    """Steps of one request in one slot become one bar; what no bar covers is hatched. Returns where the run ends."""
+    zero = steps[0].begin
+    span = {s.index: (s.begin - zero, s.end - zero) if clock == "seconds" else (i, i + 1) for i, s in enumerate(steps)}
+    right = span[steps[-1].index][1]
+    for slot in range(slots):
+        axes.barh(slot, right, left=0, height=0.78, **WASTED)
+    bars: dict[tuple[int, str], list] = {}
+    for step in steps:
+        for share in step.shares:
+            bars.setdefault((share.slot, share.request_id), []).append((span[step.index], share.prefill))
+    colours = {request: PALETTE[i % len(PALETTE)] for i, request in enumerate(dict.fromkeys(r for _, r in bars))}
+    for (slot, request), parts in bars.items():
+        left, end = parts[0][0][0], parts[-1][0][1]
+        axes.barh(slot, end - left, left=left, height=0.78, color=colours[request], edgecolor="black", linewidth=0.6)
+        for (begin, stop), prefill in parts:
+            if prefill:
+                axes.barh(slot, stop - begin, left=begin, height=0.78, fill=False, edgecolor="black", linewidth=1.6)
+        if (end - left) / right > 0.012 * len(names[request]):
+            axes.text((left + end) / 2, slot, names[request], ha="center", va="center", fontsize=8, clip_on=True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    return right
+
+
+def _letters(steps: Sequence[StepRecord]) -> dict[str, str]:
+    order = dict.fromkeys(share.request_id for step in steps for share in step.shares)
+    return {request: chr(65 + i) if len(order) <= 26 else str(i) for i, request in enumerate(order)}
+
+
+def kv_memory(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
+    """Tokens' worth of KV blocks that are reserved, and those that hold a token, step by step; one panel a run."""
+    words = load("plots")
+    fig, panels = plt.subplots(1, len(runs), figsize=(9, 3), sharey=True, squeeze=False, layout="constrained")
+    for axes, (title, steps) in zip(panels[0], runs.items(), strict=True):
+        index = np.arange(len(steps))
+        reserved, live = [s.kv_reserved for s in steps], [s.kv_live for s in steps]
+        axes.fill_between(index, reserved, step="post", label=words["kv_reserved"], **WASTED)
+        axes.fill_between(index, live, step="post", color=PALETTE[0], edgecolor="black", linewidth=0.4, label=words["kv_live"])
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel(words["step"])
+        axes.margins(x=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_ylabel(words["kv_tokens"])
+    panels[0, -1].legend(frameon=False, fontsize=9)
+    return fig
+
+
+def token_times(runs: Mapping[str, Sequence[Completion]]) -> Figure:
+    """When each request waited, got its tokens, and was sent back: one row a request, one panel a run. Seconds."""
+    words = load("plots")
+    tallest = max(len(completions) for completions in runs.values())
+    fig, panels = plt.subplots(1, len(runs), figsize=(9, 1.2 + 0.16 * tallest), sharex=True, sharey=True, squeeze=False,
+                               layout="constrained")
+    for axes, (title, completions) in zip(panels[0], runs.items(), strict=True):
+        zero = min(c.metrics.arrival for c in completions)
+        for row, c in enumerate(completions):
+            m, times = c.metrics, np.asarray(c.metrics.token_times) - zero
+            axes.plot([m.arrival - zero, m.admitted - zero], [row, row], color="#9a9a9a", linestyle=":", linewidth=1.2,
+                      label=words["queued"] if row == 0 else None)
+            axes.plot([m.admitted - zero, m.finished - zero], [row, row], color=PALETTE[0], linewidth=3, alpha=0.6,
+                      solid_capstyle="butt", label=words["in_batch"] if row == 0 else None)
+            axes.plot(times, [row] * len(times), "|", color="black", markersize=4, markeredgewidth=0.6,
+                      label=words["token"] if row == 0 else None)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel(words["seconds"])
+        axes.set_xlim(left=0)
+        axes.set_ylim(tallest - 0.4, -0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_ylabel(words["requests_axis"])
+    fig.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return fig
