@@ -21,27 +21,36 @@ PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#D55E00", "#0
 WASTED = {"facecolor": "#f4f4f4", "edgecolor": "#9a9a9a", "hatch": "////", "linewidth": 0.0}
 
 
-def slot_timeline(runs: Mapping[str, Sequence[StepRecord]], slots: int, *, clock: str = "step",
-                  names: Mapping[str, str] | None = None) -> Figure:
+def slot_timeline(
+    runs: Mapping[str, Sequence[StepRecord]], slots: int, *, clock: str = "step", names: Mapping[str, str] | None = None
+) -> Figure:
     """A Gantt chart of slots, one panel a run: who sits in which slot, and which slot-iterations were wasted.
 
-    runs   panel title -> ``engine.steps``
+    runs   the policy's name, or a title of your own -> ``engine.steps``; one panel each, one below the other
     clock  "step" (every iteration one unit wide) or "seconds"
     names  request id -> short label in the bars; none: A, B, C, … in order of appearance
     """
     words = load("plots")
-    fig, panels = plt.subplots(len(runs), 1, figsize=(9, 0.7 + len(runs) * (0.8 + 0.33 * slots)), sharex=True, squeeze=False,
-                               layout="constrained")
+    fig, panels = plt.subplots(
+        len(runs),
+        1,
+        figsize=(9, 0.7 + len(runs) * (0.8 + 0.33 * slots)),
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
+    )
     right = 0.0
     for axes, (title, steps) in zip(panels[:, 0], runs.items(), strict=True):
         right = max(right, _draw_slots(axes, steps, slots, clock, names or _letters(steps)))
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_title(words.get(f"run_{title}", title), loc="left", fontsize=10)
         axes.set_yticks(range(slots), [words["slot"].format(slot=i) for i in range(slots)])
         axes.set_ylim(slots - 0.45, -0.55)
     axes.set_xlim(0, right)
     axes.set_xlabel(words["seconds" if clock == "seconds" else "step"])
-    handles = [Patch(label=words["wasted"], **{**WASTED, "linewidth": 0.5}),
-               Patch(label=words["prefill"], facecolor="white", edgecolor="black", linewidth=1.6)]
+    handles = [
+        Patch(label=words["wasted"], **{**WASTED, "linewidth": 0.5}),
+        Patch(label=words["prefill"], facecolor="white", edgecolor="black", linewidth=1.6),
+    ]
     fig.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return fig
 
@@ -84,8 +93,10 @@ def kv_memory(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
         index = np.arange(len(steps))
         reserved, live = [s.kv_reserved for s in steps], [s.kv_live for s in steps]
         axes.fill_between(index, reserved, step="post", label=words["kv_reserved"], **WASTED)
-        axes.fill_between(index, live, step="post", color=PALETTE[0], edgecolor="black", linewidth=0.4, label=words["kv_live"])
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.fill_between(
+            index, live, step="post", color=PALETTE[0], edgecolor="black", linewidth=0.4, label=words["kv_live"]
+        )
+        axes.set_title(words.get(f"run_{title}", title), loc="left", fontsize=10)
         axes.set_xlabel(words["step"])
         axes.margins(x=0)
         axes.spines[["top", "right"]].set_visible(False)
@@ -98,23 +109,60 @@ def token_times(runs: Mapping[str, Sequence[Completion]]) -> Figure:
     """When each request waited, got its tokens, and was sent back: one row a request, one panel a run. Seconds."""
     words = load("plots")
     tallest = max(len(completions) for completions in runs.values())
-    fig, panels = plt.subplots(1, len(runs), figsize=(9, 1.2 + 0.16 * tallest), sharex=True, sharey=True, squeeze=False,
-                               layout="constrained")
+    fig, panels = plt.subplots(
+        1, len(runs), figsize=(9, 1.2 + 0.16 * tallest), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     for axes, (title, completions) in zip(panels[0], runs.items(), strict=True):
         zero = min(c.metrics.arrival for c in completions)
         for row, c in enumerate(completions):
             m, times = c.metrics, np.asarray(c.metrics.token_times) - zero
-            axes.plot([m.arrival - zero, m.admitted - zero], [row, row], color="#9a9a9a", linestyle=":", linewidth=1.2,
-                      label=words["queued"] if row == 0 else None)
-            axes.plot([m.admitted - zero, m.finished - zero], [row, row], color=PALETTE[0], linewidth=3, alpha=0.6,
-                      solid_capstyle="butt", label=words["in_batch"] if row == 0 else None)
-            axes.plot(times, [row] * len(times), "|", color="black", markersize=4, markeredgewidth=0.6,
-                      label=words["token"] if row == 0 else None)
-        axes.set_title(title, loc="left", fontsize=10)
+            axes.plot(
+                [m.arrival - zero, m.admitted - zero],
+                [row, row],
+                color="#9a9a9a",
+                linestyle=":",
+                linewidth=1.2,
+                label=words["queued"] if row == 0 else None,
+            )
+            axes.plot(
+                [m.admitted - zero, m.finished - zero],
+                [row, row],
+                color=PALETTE[0],
+                linewidth=3,
+                alpha=0.6,
+                solid_capstyle="butt",
+                label=words["in_batch"] if row == 0 else None,
+            )
+            axes.plot(
+                times,
+                [row] * len(times),
+                "|",
+                color="black",
+                markersize=4,
+                markeredgewidth=0.6,
+                label=words["token"] if row == 0 else None,
+            )
+        axes.set_title(words.get(f"run_{title}", title), loc="left", fontsize=10)
         axes.set_xlabel(words["seconds"])
         axes.set_xlim(left=0)
         axes.set_ylim(tallest - 0.4, -0.6)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel(words["requests_axis"])
-    fig.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    fig.legend(
+        *panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
+    return fig
+
+
+def batch_scaling(batch_sizes: Sequence[int], step_seconds: Sequence[float]) -> Figure:
+    """What a larger batch does to the time of a step and to tokens per second, both relative to the first batch size."""
+    words = load("plots")
+    sizes, ratio = np.asarray(batch_sizes) / batch_sizes[0], np.asarray(step_seconds) / step_seconds[0]
+    fig, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    axes.plot(batch_sizes, ratio, "o-", color=PALETTE[5], label=words["step_time"])
+    axes.plot(batch_sizes, sizes / ratio, "s-", color=PALETTE[6], label=words["throughput"])
+    axes.plot(batch_sizes, sizes, ":", color="#777777", label=words["ideal"])
+    axes.set(xlabel=words["batch_size"], ylabel=words["relative"], xticks=batch_sizes, ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
     return fig

@@ -1,0 +1,16 @@
+"""The course's interactives. Each is imported on first use: `import cbref` stays light."""
+
+from importlib import import_module
+
+_HOME = {"BatchingWidget": "batching"}
+__all__ = ["BatchingWidget"]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
