@@ -33,7 +33,9 @@ def run_cbref(executor, policy: str, slots: int, work: Workload) -> tuple[dict, 
     completions = engine.generate(work.prompts, work.params, progress=False)
     seconds = time.perf_counter() - begin
     summary = engine.summary(completions)
-    return {**summary, "seconds": seconds, "tokens_per_second": summary["output_tokens"] / seconds}, [c.token_ids for c in completions]
+    return {**summary, "seconds": seconds, "tokens_per_second": summary["output_tokens"] / seconds}, [
+        c.token_ids for c in completions
+    ]
 
 
 @torch.inference_mode()
@@ -42,17 +44,29 @@ def run_transformers(model, tokenizer, slots: int, work: Workload) -> tuple[dict
     outputs, passes = [], 0
     begin = time.perf_counter()
     for first in range(0, len(work), slots):
-        batch = tokenizer(work.prompts[first : first + slots], return_tensors="pt", padding=True, padding_side="left").to(model.device)
+        batch = tokenizer(
+            work.prompts[first : first + slots], return_tensors="pt", padding=True, padding_side="left"
+        ).to(model.device)
         wanted = [p.max_tokens for p in work.params[first : first + slots]]
         longest = max(wanted)
-        out = model.generate(**batch, max_new_tokens=longest, min_new_tokens=longest, do_sample=False,
-                             pad_token_id=tokenizer.eos_token_id)
+        out = model.generate(
+            **batch,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            do_sample=False,
+            pad_token_id=tokenizer.eos_token_id,
+        )
         passes += longest
         outputs += [row[:n].tolist() for row, n in zip(out[:, batch["input_ids"].shape[1] :], wanted, strict=True)]
     seconds = time.perf_counter() - begin
     model.set_attn_implementation(NAME)
     tokens = sum(map(len, outputs))
-    return {"steps": passes, "output_tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}, outputs
+    return {
+        "steps": passes,
+        "output_tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+    }, outputs
 
 
 def main() -> None:
@@ -61,7 +75,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=0.125, help="output lengths as a share of the Azure conversation trace's")
+    parser.add_argument(
+        "--scale", type=float, default=0.125, help="output lengths as a share of the Azure conversation trace's"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", help="default: float32 on a CPU")
     parser.add_argument("--out", type=Path, help="write JSON here; without it, print it")
@@ -76,7 +92,9 @@ def main() -> None:
         "orca": lambda w: run_cbref(executor, "orca", args.slots, w),
         "transformers_generate": lambda w: run_transformers(model, tokenizer, args.slots, w),
     }
-    warm = Workload(work.prompts[: args.slots], [SamplingParams(max_tokens=4, ignore_eos=True)] * args.slots, [0.0] * args.slots)
+    warm = Workload(
+        work.prompts[: args.slots], [SamplingParams(max_tokens=4, ignore_eos=True)] * args.slots, [0.0] * args.slots
+    )
     for way in ways.values():
         way(warm)
     rounds: dict[str, list[dict]] = {name: [] for name in ways}
@@ -88,12 +106,25 @@ def main() -> None:
     speed = {name: statistics.median(r["tokens_per_second"] for r in runs) for name, runs in rounds.items()}
     result = {
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads(),
-                    "gpu": torch.cuda.get_device_name() if executor.device.type == "cuda" else None},
-        "versions": {"cbref": cbref.__version__, "python": platform.python_version(), "torch": torch.__version__,
-                     "transformers": transformers.__version__},
-        "setting": {"model": args.model, "dtype": str(model.dtype).removeprefix("torch."), "requests": args.requests,
-                    "slots": args.slots, "scale": args.scale, "seed": args.seed},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if executor.device.type == "cuda" else None,
+        },
+        "versions": {
+            "cbref": cbref.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "setting": {
+            "model": args.model,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "requests": args.requests,
+            "slots": args.slots,
+            "scale": args.scale,
+            "seed": args.seed,
+        },
         "same_outputs": {name: outputs[name] == outputs["orca"] for name in ways},
         "median_tokens_per_second": speed,
         "ratios": {f"orca / {name}": speed["orca"] / speed[name] for name in ways if name != "orca"},

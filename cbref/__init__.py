@@ -1,9 +1,9 @@
 """cbref: a language model served by continuous batching, in code that is meant to be read.
 
-    from cbref import Engine, SamplingParams
-    engine = Engine.from_pretrained("smollm2-135m", policy="orca", max_batch_size=4)
-    for completion in engine.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
-        print(completion.text)
+from cbref import Engine, SamplingParams
+engine = Engine.from_pretrained("smollm2-135m", policy="orca", max_batch_size=4)
+for completion in engine.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+    print(completion.text)
 """
 
 from cbref.engine import Engine
@@ -11,7 +11,17 @@ from cbref.request import Chunk, Completion, Request, SamplingParams, Status, To
 from cbref.schedulers import Scheduler
 
 __version__ = "0.1.0"
-__all__ = ["Chunk", "Completion", "Engine", "Request", "SamplingParams", "Scheduler", "Status", "TokenEvent", "load_model"]
+__all__ = [
+    "Chunk",
+    "Completion",
+    "Engine",
+    "Request",
+    "SamplingParams",
+    "Scheduler",
+    "Status",
+    "TokenEvent",
+    "load_model",
+]
 
 
 def __getattr__(name: str):

@@ -1,7 +1,8 @@
 """Attention over a paged cache, for all chunks of a step at once.
 
-``transformers`` calls ``paged_attention`` in every layer of a model whose attention implementation is ``NAME``. The step's
-metadata travels in one private keyword, ``cb_meta``: nothing is global, and no name that ``transformers`` may claim is used.
+``transformers`` calls ``paged_attention`` in every layer of a model whose attention implementation is ``NAME``. The
+step's metadata travels in one private keyword, ``cb_meta``: nothing is global, and no name that ``transformers`` may
+claim is used.
 
 Shapes: T tokens in the step, Hq query heads, Hkv key heads (Hq a multiple of Hkv), D head dimension.
 """
@@ -26,8 +27,8 @@ NAME = "cbref_paged"
 class StepMeta:
     """Where a step's tokens stand and where their keys and values live.
 
-    A *place* is ``block * block_size + offset``, an index into the cache seen as one row of tokens. The cache has one block
-    more than the pool: it stays zero, and its first place, ``null``, stands for "no token" in padded tables.
+    A *place* is ``block * block_size + offset``, an index into the cache seen as one row of tokens. The cache has one
+    block more than the pool: it stays zero, and its first place, ``null``, stands for "no token" in padded tables.
 
     query_start [B + 1]  chunk i owns the packed rows query_start[i] : query_start[i + 1]
     context_len [B]      tokens of the request up to the end of its chunk
@@ -57,7 +58,9 @@ class StepMeta:
         for i, c in enumerate(chunks):
             blocks = pool.table(c.request.id)[: table.shape[1]]
             table[i, : len(blocks)] = blocks
-        places = (table[:, :, None] * size + np.arange(size)).reshape(len(chunks), -1)  # of every position of every request
+        places = (table[:, :, None] * size + np.arange(size)).reshape(
+            len(chunks), -1
+        )  # of every position of every request
         positions = np.concatenate([np.arange(c.start, c.stop) for c in chunks])
         owner = np.repeat(np.arange(len(chunks)), context - start)
         decodes = np.flatnonzero(context - start == 1)
@@ -67,15 +70,39 @@ class StepMeta:
         def tensor(array):
             return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
-        prefills = [(int(query_start[i]), int(query_start[i + 1]), tensor(places[i, : context[i]]))
-                    for i in np.flatnonzero(context - start > 1)]
-        return cls(query_start, context, tensor(positions), tensor(places[owner, positions]), tensor(table),
-                   tensor(query_start[decodes]), tensor(np.where(mask, places[decodes, :longest], null)), tensor(mask),
-                   prefills, caches, attend)
+        prefills = [
+            (int(query_start[i]), int(query_start[i + 1]), tensor(places[i, : context[i]]))
+            for i in np.flatnonzero(context - start > 1)
+        ]
+        return cls(
+            query_start,
+            context,
+            tensor(positions),
+            tensor(places[owner, positions]),
+            tensor(table),
+            tensor(query_start[decodes]),
+            tensor(np.where(mask, places[decodes, :longest], null)),
+            tensor(mask),
+            prefills,
+            caches,
+            attend,
+        )
 
 
-def paged_attention(module, query, key, value, attention_mask=None, *, cb_meta: StepMeta, scaling=None, sliding_window=None,
-                    softcap=None, s_aux=None, **_):
+def paged_attention(
+    module,
+    query,
+    key,
+    value,
+    attention_mask=None,
+    *,
+    cb_meta: StepMeta,
+    scaling=None,
+    sliding_window=None,
+    softcap=None,
+    s_aux=None,
+    **_,
+):
     """What ``transformers`` calls: query [1, Hq, T, D], key and value [1, Hkv, T, D] after rotary -> [1, T, Hq, D]."""
     if softcap is not None or s_aux is not None:
         raise NotImplementedError("attention with soft-capped logits or sinks is not implemented in cbref")
@@ -88,11 +115,25 @@ def paged_attention(module, query, key, value, attention_mask=None, *, cb_meta: 
 AttentionInterface.register(NAME, paged_attention)
 
 
-def torch_attention(q, k, v, key_cache, value_cache, meta: StepMeta, scale: float, window: int | None = None) -> torch.Tensor:
+def adopt(model) -> None:
+    """Make a ``transformers`` decoder call ``paged_attention``; ``ValueError`` if it would not do so in all layers."""
+    others = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others or not getattr(model, "_supports_attention_backend", False):
+        why = f"has layers of {', '.join(sorted(others))}" if others else "does not let its attention be replaced"
+        raise ValueError(
+            f"the model is a {type(model).__name__}, which {why} (transformers' AttentionInterface); "
+            "choose a decoder such as Llama, Qwen3 or Mistral"
+        )
+    model.set_attn_implementation(NAME)
+
+
+def torch_attention(
+    q, k, v, key_cache, value_cache, meta: StepMeta, scale: float, window: int | None = None
+) -> torch.Tensor:
     """The plain backend: write, gather, ``scaled_dot_product_attention``. q [T, Hq, D]; k, v [T, Hkv, D] -> [T, Hq, D].
 
-    Chunks of length one are gathered into one padded batch. The heads of a KV group become rows of one query, so keys are
-    not copied for each head (grouped-query attention). Padding reads the null block, never a neighbour's memory.
+    Chunks of length one are gathered into one padded batch. The heads of a KV group become rows of one query, so keys
+    are not copied for each head (grouped-query attention). Padding reads the null block, never a neighbour's memory.
     ``window``: a token sees this many tokens, itself included (sliding-window attention); None: all before it.
     """
     heads, dim = k.shape[1:]
@@ -120,7 +161,9 @@ def torch_attention(q, k, v, key_cache, value_cache, meta: StepMeta, scale: floa
         if window is not None:
             mask &= seen > at - window
         rows = q[first:last].transpose(0, 1)
-        out[first:last] = sdpa(rows[None], keys[None], values[None], mask, scale=scale, enable_gqa=group > 1)[0].transpose(0, 1)
+        out[first:last] = sdpa(rows[None], keys[None], values[None], mask, scale=scale, enable_gqa=group > 1)[
+            0
+        ].transpose(0, 1)
     return out
 
 

@@ -1,7 +1,7 @@
 """From token ids to text, one token at a time, and never a character that may still change.
 
-Two things can hold text back: a character whose bytes are split over tokens (``tokenizers``' decode stream waits for the
-rest), and the beginning of what may become a stop string.
+Two things can hold text back: a character whose bytes are split over tokens (``tokenizers``' decode stream waits for
+the rest), and the beginning of what may become a stop string.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ class TextStream:
         self.stopped = False
 
     def feed(self, token_id: int, check_stop: bool = True) -> str:
-        """The text that became final. With ``check_stop`` False (below min_tokens) stop strings that end here don't count."""
+        """The text that became final. Without ``check_stop`` (below min_tokens) no stop string counts that ends here."""
         self._ids.append(token_id)
-        fresh = self._stream.step(self._backend, token_id) or ""
-        searched = max(self._sent, len(self._decoded) - max(map(len, self._stop), default=1) + 1)
-        self._decoded += fresh
-        if not check_stop:
-            return self._send(len(self._decoded))
-        hits = [at for at in (self._decoded.find(s, searched) for s in self._stop) if at >= 0]
+        old = len(self._decoded)
+        self._decoded += self._step(token_id)
+        hits = [self._decoded.find(s, max(0, old - len(s) + 1)) for s in self._stop if check_stop]  # ends after old
+        hits = [at for at in hits if at >= 0]
         if hits:
             self.stopped = True
             self._decoded = self._decoded[: min(hits)]
@@ -43,6 +41,13 @@ class TextStream:
             if whole.startswith(self._decoded):
                 self._decoded = whole
         return self._send(len(self._decoded))
+
+    def _step(self, token_id: int) -> str:
+        try:
+            return self._stream.step(self._backend, token_id) or ""
+        except Exception:  # bytes that are no UTF-8 can take back text that was out already (vllm#17448): start afresh
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._backend, token_id) or ""
 
     def _send(self, upto: int) -> str:
         text = self._decoded[self._sent : upto]

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Integral
 
 from tqdm.auto import tqdm
 
 from cbref.executors import Executor
+from cbref.intake import Prompt, check_room, encode, pair
 from cbref.kv_cache import BlockPool
-from cbref.metrics import RequestMetrics, Share, StepRecord, summarize
+from cbref.metrics import RequestMetrics, StepRecord, summarize
+from cbref.output import complete, take
 from cbref.request import Chunk, Completion, Request, Sampled, SamplingParams, Status, TokenEvent
 from cbref.schedulers import Scheduler, make_scheduler
-
-Prompt = str | Sequence[int] | Sequence[dict]
 
 
 class Engine:
@@ -31,8 +31,15 @@ class Engine:
     ``seed`` is for requests that bring no seed of their own: same engine seed, same outputs. None: fresh ones.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler | str = "orca", *, record: bool = True, seed: int | None = None,
-                 **policy_options):
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler | str = "orca",
+        *,
+        record: bool = True,
+        seed: int | None = None,
+        **policy_options,
+    ):
         self.executor = executor
         self.pool = BlockPool(executor.num_blocks, executor.block_size)
         self.scheduler = make_scheduler(scheduler, **policy_options)
@@ -41,20 +48,32 @@ class Engine:
         self.num_steps = 0
         self._record = record
         self._random = random.Random(seed)
-        self._ids = itertools.count()
+        self._ids, self._turns = itertools.count(), itertools.count()
         self._live: dict[str, Request] = {}  # not finished yet
         self._pending: list[tuple[float, int, Request]] = []  # a heap by time of arrival, still in the future
         self._texts: dict[str, object] = {}  # open TextStreams
 
     @classmethod
-    def from_pretrained(cls, model: str = "smollm2-135m", policy: str | Scheduler = "orca", max_batch_size: int | None = None, *,
-                        block_size: int = 16, num_blocks: int | None = None, max_model_len: int | None = None, dtype=None,
-                        device: str | None = None, attention="torch", seed: int | None = None, **policy_options) -> Engine:
+    def from_pretrained(
+        cls,
+        model: str = "smollm2-135m",
+        policy: str | Scheduler = "orca",
+        max_batch_size: int | None = None,
+        *,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        max_model_len: int | None = None,
+        dtype=None,
+        device: str | None = None,
+        attention="torch",
+        seed: int | None = None,
+        **policy_options,
+    ) -> Engine:
         """An engine around a real model: a name that ``load_model`` knows, a local folder, or a hub name.
 
         max_batch_size  most requests in the batch at once; None: the policy's own default, 8
-        num_blocks      size of the KV pool in blocks of ``block_size`` tokens; None: room for ``max_batch_size`` requests of
-                        full length, within 1 GiB on a CPU and 80 % of free memory on a GPU
+        num_blocks      size of the KV pool in blocks of ``block_size`` tokens; None: room for ``max_batch_size``
+                        requests of full length, within 1 GiB on a CPU and 80 % of free memory on a GPU
         dtype, device   None: float32 on the CPU; on a GPU bfloat16, or float16 where the GPU has no bfloat16
         attention       "torch", or a function with the signature of ``cbref.attention.torch_attention``
         """
@@ -63,13 +82,30 @@ class Engine:
         from cbref.models import load_model
 
         network, tokenizer = load_model(model, dtype=dtype, device=device)
-        executor = ModelExecutor(network, tokenizer, block_size=block_size, num_blocks=num_blocks, max_model_len=max_model_len,
-                                 max_num_seqs=scheduler.max_num_seqs, attention=attention)
+        executor = ModelExecutor(
+            network,
+            tokenizer,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            attention=attention,
+        )
         return cls(executor, scheduler, seed=seed)
 
     @classmethod
-    def simulated(cls, policy: str | Scheduler = "orca", max_batch_size: int | None = None, *, step_time: float = 1.0, block_size: int = 16,
-                  num_blocks: int = 1 << 20, max_model_len: int = 1 << 20, record: bool = True, **policy_options) -> Engine:
+    def simulated(
+        cls,
+        policy: str | Scheduler = "orca",
+        max_batch_size: int | None = None,
+        *,
+        step_time: float = 1.0,
+        block_size: int = 16,
+        num_blocks: int = 1 << 20,
+        max_model_len: int = 1 << 20,
+        record: bool = True,
+        **policy_options,
+    ) -> Engine:
         """The same loop on a virtual clock, without a model: a step takes ``step_time`` seconds. Needs no torch."""
         from cbref.executors.simulated import SimulatedExecutor
 
@@ -78,9 +114,15 @@ class Engine:
 
     # ------------------------------------------------------------------ requests in and out
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None,
-                    priority: int = 0, arrival: float | None = None) -> Request:
-        """Queue a request. ``prompt`` is text, chat messages or token ids; ``arrival`` a time of the engine's clock, None: now.
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        arrival: float | None = None,
+    ) -> Request:
+        """Queue a request: text, chat messages or token ids. ``arrival`` is a time of the engine's clock; None: now.
 
         A request that can never be served is refused here with a ``ValueError``; nothing is queued then.
         """
@@ -91,20 +133,21 @@ class Engine:
             request_id = next(i for i in map(str, self._ids) if i not in self._live)
         if request_id in self._live:
             raise ValueError(f"request id {request_id!r} is being served already; choose another or leave it out")
-        ids = self._encode(prompt)
-        self._check_room(len(ids), params)
+        if arrival is not None and not math.isfinite(arrival):
+            raise ValueError(f"arrival is {arrival!r}; it must be a finite time of the engine's clock, in seconds")
+        ids = encode(prompt, self.executor)
+        check_room(len(ids), params, self.executor, self.pool)
         now = self.executor.now()
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         request = Request(request_id, ids, params, now if arrival is None else arrival, priority, seed)
-        self._live[request_id] = request
-        if request.arrival > now:
-            heapq.heappush(self._pending, (request.arrival, next(self._ids), request))
-        else:
-            self.scheduler.add(request)
         if self.executor.tokenizer is not None:
             from cbref.detokenize import TextStream
 
             self._texts[request_id] = TextStream(self.executor.tokenizer, params.stop)
+        self._live[request_id] = request
+        # all through one heap: who arrived during the last step is not queued yet, and comes before who arrives now
+        heapq.heappush(self._pending, (request.arrival, next(self._turns), request))
+        self._receive()
         return request
 
     def abort(self, request_id: str) -> bool:
@@ -121,55 +164,66 @@ class Engine:
         else:
             self.scheduler.remove(request, now)
         self._close(request)
+        for other in self.scheduler.retire(now):  # a static batch may have waited for this request alone
+            self._close(other)
         return True
 
     @property
     def has_work(self) -> bool:
         return bool(self._live)
 
-    def generate(self, prompts: Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-                 progress: bool = True) -> list[Completion]:
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Completion]:
         """Serve prompts to the end; completions in the order of the prompts. ``params``: one for all, or one each.
 
         A progress bar appears when it takes more than two seconds; ``progress=False`` keeps it away.
         If any prompt is refused, the ``ValueError`` names it, and none is served.
         """
         requests = self._add_all(prompts, params)
-        total = sum(r.params.max_tokens for r in requests)
-        with tqdm(total=total, unit="tok", desc="generate", delay=2, disable=not progress) as bar:
+        limits = {r.id: r.params.max_tokens for r in requests}
+        quiet = {} if progress else {"disable": True}  # not `disable=False`: TQDM_DISABLE in the environment counts too
+        with tqdm(total=sum(limits.values()), unit="tok", desc="generate", delay=2, **quiet) as bar:
             for event in self._serve(requests):
                 bar.update(1)
-                if event.finish_reason:  # what an early end leaves out was promised to the bar
-                    bar.total -= next(r for r in requests if r.id == event.request_id).params.max_tokens - event.index - 1
+                if event.finish_reason:  # an early end leaves out what was promised to the bar
+                    bar.total -= limits[event.request_id] - event.index - 1
         return [self.completion(r) for r in requests]
 
-    def stream(self, prompts: Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None) -> Iterator[TokenEvent]:
+    def stream(
+        self, prompts: Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[TokenEvent]:
         """Serve prompts and yield each token as it is made. Leaving the loop early aborts what is not finished."""
         yield from self._serve(self._add_all(prompts, params))
 
     def completion(self, request: Request) -> Completion:
         """The answer to a finished request."""
-        if request.status is not Status.FINISHED:
-            raise ValueError(f"{request!r} is not finished; call step() until it is, or abort() it")
-        return Completion(request.id, list(request.prompt), list(request.output), request.text, request.finish_reason,
-                          RequestMetrics.of(request), request.logprobs, request.error)
+        return complete(request)
 
     # ------------------------------------------------------------------ the loop
 
     def step(self) -> list[TokenEvent]:
         """Run one iteration and return the tokens that it made. Without work it does nothing and returns none."""
+        if self._pending and not self.scheduler.has_work:  # nothing to do before the next request comes
+            self.executor.wait_until(self._pending[0][0])
         self._receive()
         begin = self.executor.now()
         chunks = self.scheduler.schedule(begin)  # admit
         if not chunks:
             if self.scheduler.has_work:
-                raise RuntimeError(f"{type(self.scheduler).__name__} planned nothing although {len(self.scheduler.running)} requests "
-                                   f"run and {len(self.scheduler.waiting)} wait; its admit or compose is at fault")
+                raise RuntimeError(
+                    f"{type(self.scheduler).__name__} planned nothing although {len(self.scheduler.running)} requests "
+                    f"run and {len(self.scheduler.waiting)} wait; its admit or compose is at fault"
+                )
             return []
         sampled = self.executor.execute(chunks, self.pool)  # forward
         now = self.executor.now()
         if self._record:
-            self.steps.append(self._snapshot(begin, now, chunks))
+            self.steps.append(StepRecord.of(self.num_steps, begin, now, chunks, self.scheduler))
         self.num_steps += 1
         events = [self._update(chunk, token, now) for chunk, token in zip(chunks, sampled, strict=True)]  # update
         for request in self.scheduler.retire(now):  # retire
@@ -177,17 +231,17 @@ class Engine:
         return [event for event in events if event]
 
     def audit(self) -> None:
-        """Raise ``AssertionError`` if the books don't balance: a block lost or held twice, or held for a request that is gone."""
+        """Raise ``AssertionError`` unless every block is accounted for and every request is in exactly one place."""
         self.pool.audit()
-        running = {r.id for r in self.scheduler.running}
-        queued = {r.id for r in self.scheduler.waiting} | {r.id for _, _, r in self._pending}
-        assert running.isdisjoint(queued) and running | queued == set(self._live), "requests are not where they should be"
-        assert set(self.pool.holders()) <= running, f"blocks held for requests that don't run: {set(self.pool.holders()) - running}"
-        for r in self.scheduler.running:
+        running, waiting = self.scheduler.running, [*self.scheduler.waiting, *(r for _, _, r in self._pending)]
+        assert sorted(r.id for r in [*running, *waiting]) == sorted(self._live), "a request is lost, or in two places"
+        strays = set(self.pool.holders()) - {r.id for r in running}
+        assert not strays, f"blocks are held for requests that do not run: {strays}"
+        for r in running:
             room = len(self.pool.table(r.id)) * self.pool.block_size
-            assert r.num_computed <= r.num_tokens and r.num_computed <= room, f"{r!r} has room for {room} tokens"
-        slots = [r.slot for r in self.scheduler.running]
-        assert len(set(slots)) == len(slots) <= self.scheduler.max_num_seqs, f"slots {slots} are not one each"
+            assert r.num_computed <= min(r.num_tokens, room), f"{r!r} has room for {room} tokens"
+        slots = {r.slot for r in running}
+        assert len(slots) == len(running) and slots <= set(range(self.scheduler.max_num_seqs)), f"slots in use: {slots}"
 
     def summary(self, requests: Iterable[Request | Completion]) -> dict:
         """``cbref.metrics.summarize`` of these requests over all recorded steps."""
@@ -207,55 +261,20 @@ class Engine:
                     self.abort(r.id)
 
     def _add_all(self, prompts, params) -> list[Request]:
-        if isinstance(prompts, str):
-            raise ValueError(f"prompts is one string, {prompts!r}; pass a list of prompts")
-        prompts = list(prompts)
-        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise ValueError(f"{len(each)} params for {len(prompts)} prompts; pass one for all, or one each")
         requests = []
-        for i, (prompt, p) in enumerate(zip(prompts, each, strict=True)):
+        for i, (prompt, each) in enumerate(pair(prompts, params)):
             try:
-                requests.append(self.add_request(prompt, p))
-            except ValueError as error:
+                requests.append(self.add_request(prompt, each))
+            except Exception as error:
                 for r in requests:
                     self.abort(r.id)
-                raise ValueError(f"prompt {i}: {error}") from None
+                if isinstance(error, ValueError):
+                    raise ValueError(f"prompt {i}: {error}") from None
+                raise
         return requests
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        tokenizer = self.executor.tokenizer
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-            if tokenizer is None:
-                raise ValueError(f"prompt is {prompt!r}, but this engine has no tokenizer; pass token ids")
-            if isinstance(prompt, str):
-                prompt = tokenizer(prompt)["input_ids"]
-            else:
-                prompt = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-        if not len(prompt):
-            raise ValueError("prompt is empty; it must have at least one token, for the model to predict from")
-        if isinstance(prompt, range):
-            return prompt
-        vocab = self.executor.vocab_size
-        for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, Integral) or token < 0 or (vocab is not None and token >= vocab):
-                limit = "" if vocab is None else f" below the vocabulary's size, {vocab}"
-                raise ValueError(f"prompt holds {token!r}; token ids are integers of at least 0{limit}")
-        return [int(token) for token in prompt]
-
-    def _check_room(self, prompt_len: int, params: SamplingParams) -> None:
-        asked = f"prompt of {prompt_len} tokens + max_tokens {params.max_tokens} = {prompt_len + params.max_tokens}"
-        if prompt_len + params.max_tokens > self.executor.max_model_len:
-            raise ValueError(f"{asked}, over the model's context of {self.executor.max_model_len}; shorten the prompt or lower max_tokens")
-        need = self.pool.blocks_for(prompt_len + params.max_tokens - 1)
-        if need > self.pool.num_blocks:
-            raise ValueError(f"{asked}, {need} KV blocks of {self.pool.block_size}; the whole pool has {self.pool.num_blocks}: "
-                             f"shorten the request or raise num_blocks")
-
     def _receive(self) -> None:
-        """Queue the requests whose time has come; with nothing else to do, wait for the next."""
-        if self._pending and not self.scheduler.has_work:
-            self.executor.wait_until(self._pending[0][0])
+        """Queue the requests whose time has come."""
         while self._pending and self._pending[0][0] <= self.executor.now():
             self.scheduler.add(heapq.heappop(self._pending)[2])
 
@@ -266,31 +285,7 @@ class Engine:
         request.num_computed = chunk.stop
         if sampled is None:
             return None
-        if sampled.error:
-            request.finish_reason, request.error = "error", sampled.error
-            return None
-        if request.status is Status.PREFILL:
-            request.move(Status.DECODE, now)
-        request.output.append(sampled.token_id)
-        request.token_times.append(now)
-        if sampled.logprob:
-            request.logprobs.append(sampled.logprob)
-        text = self._read(request, sampled.token_id)
-        request.text += text
-        return TokenEvent(request.id, len(request.output) - 1, sampled.token_id, text, request.finish_reason)
-
-    def _read(self, request: Request, token_id: int) -> str:
-        """Decide whether the output ends with this token, and return the text that became final."""
-        params = request.params
-        ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self.executor.eos_token_ids)
-        enough = len(request.output) >= params.min_tokens
-        stream = self._texts.get(request.id)
-        text = stream.feed(token_id, check_stop=enough) if stream else ""
-        if enough and (token_id in ends or (stream and stream.stopped)):
-            request.finish_reason = "stop"
-        elif len(request.output) >= params.max_tokens:
-            request.finish_reason = "length"
-        return text + stream.finish() if stream and request.done else text
+        return take(request, sampled, self._texts.get(request.id), self.executor.eos_token_ids, now)
 
     def _close(self, request: Request) -> None:
         del self._live[request.id]
@@ -298,10 +293,3 @@ class Engine:
         if stream and request.finish_reason in ("abort", "error"):
             request.text += stream.finish()
         self.executor.release(request)
-
-    def _snapshot(self, begin: float, end: float, chunks: list[Chunk]) -> StepRecord:
-        shares = tuple(Share(c.request.id, c.request.slot, c.start, c.stop, c.start < len(c.request.prompt)) for c in chunks)
-        running = self.scheduler.running
-        live = sum(r.num_computed for r in running) + sum(map(len, chunks))
-        reserved = self.pool.num_used * self.pool.block_size
-        return StepRecord(self.num_steps, begin, end, shares, len(running), len(self.scheduler.waiting), reserved, live)

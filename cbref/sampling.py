@@ -1,7 +1,7 @@
 """From logits to tokens, each request by its own rules.
 
-Randomness depends on nothing but a request's seed and the position of the token in its output. So neighbours, batch sizes,
-policies and preemption cannot change what a seed yields.
+Randomness depends on nothing but a request's seed and the position of the token in its output. So neighbours, batch
+sizes, policies and preemption cannot change what a seed yields.
 """
 
 from __future__ import annotations
@@ -54,9 +54,14 @@ class Sampler:
                 tokens[i] = self._choose(request, logits[i : i + 1])
         # the one place where the host waits for the device
         tokens, sound = torch.stack([tokens, sound.to(tokens.dtype)]).tolist()
-        return [Sampled(token, _logprobs(raw[i], token, r.params.logprobs) if i in raw and ok else None,
-                        None if ok else "the model's logits are not finite")
-                for i, (r, token, ok) in enumerate(zip(requests, tokens, sound, strict=True))]
+        return [
+            Sampled(
+                token,
+                _logprobs(raw[i], token, r.params.logprobs) if i in raw and ok else None,
+                None if ok else "the model's logits are not finite",
+            )
+            for i, (r, token, ok) in enumerate(zip(requests, tokens, sound, strict=True))
+        ]
 
     def release(self, request: Request) -> None:
         self._processors.pop(request.id, None)
@@ -68,7 +73,7 @@ class Sampler:
         scores = self._processors[request.id](ids, scores).nan_to_num(-torch.inf, posinf=torch.finfo(scores.dtype).max)
         if _is_greedy(request.params):
             return scores.argmax()
-        # Each token has its own generator, seeded from (seed, position); the odd constant spreads neighbouring positions.
+        # Each token has its own generator, seeded from (seed, position); the odd constant spreads close positions.
         self._generator.manual_seed((request.seed + len(request.output) * 0x9E3779B97F4A7C15) % 2**63)
         return torch.multinomial(scores[0].softmax(-1), 1, generator=self._generator)[0]
 

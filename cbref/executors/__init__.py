@@ -1,4 +1,4 @@
-"""Executors compute a step's chunks: a real model (``model.py``) or arithmetic on a virtual clock (``simulated.py``)."""
+"""Executors compute a step's chunks: with a real model (``model.py``), or by arithmetic on a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A real model behind the executor's contract: one packed forward pass a step over a paged KV cache.
 
-The pass is one row ``[1, T]`` of all chunks' tokens, prompts and decodes alike. Everything but attention works on single
-tokens and does not mind; attention reads the metadata and keeps the requests apart (Orca's selective batching).
+The pass is one row ``[1, T]`` of all chunks' tokens, prompts and decodes alike. Everything but attention works on
+single tokens and does not mind; attention reads the metadata and keeps the requests apart (Orca's selective batching).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from cbref.attention import BACKENDS, NAME, StepMeta
+from cbref.attention import BACKENDS, NAME, StepMeta, adopt
 from cbref.kv_cache import BlockPool
 from cbref.request import Chunk, Request, Sampled
 from cbref.sampling import Sampler
@@ -24,14 +24,30 @@ class ModelExecutor:
     Other arguments as in ``Engine.from_pretrained``.
     """
 
-    def __init__(self, model, tokenizer=None, *, block_size: int = 16, num_blocks: int | None = None, max_model_len: int | None = None,
-                 max_num_seqs: int = 8, attention: str | Callable = "torch"):
+    def __init__(
+        self,
+        model,
+        tokenizer=None,
+        *,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        attention: str | Callable = "torch",
+    ):
         config = model.config
         if config._attn_implementation != NAME:
-            model.set_attn_implementation(NAME)
+            adopt(model)
         if not callable(attention) and attention not in BACKENDS:
-            raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(BACKENDS)}, or pass a function")
+            raise ValueError(
+                f"unknown attention {attention!r}; choose one of {', '.join(BACKENDS)}, or pass a function"
+            )
         limit = getattr(config, "max_position_embeddings", None)
+        for name, value in (("block_size", block_size), ("num_blocks", num_blocks), ("max_model_len", max_model_len)):
+            if value is None and name != "block_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1")
         if max_model_len is not None and (max_model_len < 2 or (limit and max_model_len > limit)):
             raise ValueError(f"max_model_len is {max_model_len}; this model's context allows 2 to {limit} tokens")
         self.model, self.tokenizer = model, tokenizer
@@ -45,7 +61,8 @@ class ModelExecutor:
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         block_bytes = 2 * config.num_hidden_layers * block_size * heads * dim * model.dtype.itemsize
         self.num_blocks = num_blocks if num_blocks is not None else self._default_blocks(block_bytes, max_num_seqs)
-        shape = (config.num_hidden_layers, 2, self.num_blocks + 1, block_size, heads, dim)  # + 1: the null block, always zero
+        blocks = self.num_blocks + 1  # the last is the null block, always zero
+        shape = (config.num_hidden_layers, 2, blocks, block_size, heads, dim)
         self._cache = torch.zeros(shape, dtype=model.dtype, device=self.device)
         self._caches = [tuple(layer) for layer in self._cache]
         self._sampler = Sampler(self.eos_token_ids, self.device)
@@ -62,9 +79,9 @@ class ModelExecutor:
         ids = [token for c in chunks for token in _tokens(c)]
         ends = [i for i, c in enumerate(chunks) if c.yields_token]
         last = torch.as_tensor(meta.query_start[1:][ends] - 1, device=self.device)  # logits for these rows alone
-        logits = self.model(
-            input_ids=torch.tensor([ids], device=self.device), position_ids=meta.positions[None], use_cache=False,
-            logits_to_keep=last, cb_meta=meta).logits[0].float()
+        ids = torch.tensor([ids], device=self.device)
+        out = self.model(ids, position_ids=meta.positions[None], use_cache=False, logits_to_keep=last, cb_meta=meta)
+        logits = out.logits[0].float()
         sampled: list[Sampled | None] = [None] * len(chunks)
         for i, token in zip(ends, self._sampler([chunks[i].request for i in ends], logits), strict=True):
             sampled[i] = token

@@ -17,8 +17,14 @@ class SimulatedExecutor:
     tokenizer = None
     eos_token_ids: frozenset[int] = frozenset()
 
-    def __init__(self, step_time: float = 1.0, num_blocks: int = 1 << 20, block_size: int = 16,
-                 max_model_len: int = 1 << 20, token_id: int = 0):
+    def __init__(
+        self,
+        step_time: float = 1.0,
+        num_blocks: int = 1 << 20,
+        block_size: int = 16,
+        max_model_len: int = 1 << 20,
+        token_id: int = 0,
+    ):
         if not step_time > 0:
             raise ValueError(f"step_time is {step_time!r}; it must be above 0 seconds")
         self.step_time = step_time

@@ -10,11 +10,13 @@ POLICIES: dict[str, type[Scheduler]] = {"static": StaticScheduler, "orca": OrcaS
 
 
 def make_scheduler(policy: str | Scheduler, **options) -> Scheduler:
-    """A scheduler from a policy's name and its options (None: the default); a ``Scheduler`` of your own comes back as it is."""
+    """A scheduler from a policy's name and its options (None: the default). A ``Scheduler`` comes back as it is."""
     options = {name: value for name, value in options.items() if value is not None}
     if isinstance(policy, Scheduler):
         if options:
-            raise ValueError(f"{', '.join(options)} given beside a {type(policy).__name__}; set it where you make the scheduler")
+            raise ValueError(
+                f"{', '.join(options)} given beside a {type(policy).__name__}; set it where you make the scheduler"
+            )
         return policy
     if policy not in POLICIES:
         raise ValueError(f"unknown policy {policy!r}; choose one of {', '.join(sorted(POLICIES))}, or pass a Scheduler")
