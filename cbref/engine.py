@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from cbref.executors import Executor
 from cbref.intake import Prompt, check_room, encode, pair

@@ -121,7 +121,7 @@ MODELS = {
     )
 }
 
-# Dense fp16/bf16 rates. A100 and H100: NVIDIA's data sheets as quoted by glennklockwood.com, which also lists B200 (HGX,
+# Dense fp16/bf16 rates. A100, H100: NVIDIA data sheets as quoted by glennklockwood.com, which also lists B200 (HGX,
 # 1 kW). T4 (fp16 only), L4 and H200: third-party specification pages; L4 is half of its figure with sparsity.
 HARDWARE = {
     h.name: h

@@ -8,6 +8,7 @@ version of Python) and what is of no use without a kernel (widget state and live
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import nbformat
@@ -70,6 +71,7 @@ def execute(path: Path, progress: tqdm) -> None:
 
 
 def main() -> None:
+    os.environ.setdefault("TQDM_DISABLE", "1")  # in the notebooks: a bar shows on slow machines only
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: every notebook of _toc.yml")
     paths = parser.parse_args().notebooks or chapters()
