@@ -23,7 +23,7 @@ class TextStream:
         self.stopped = False
 
     def feed(self, token_id: int, check_stop: bool = True) -> str:
-        """The text that became final. Without ``check_stop`` (below min_tokens), a stop string that ends here is text."""
+        """The text that became final. ``check_stop`` False (below min_tokens): stop strings ending here are text."""
         self._ids.append(token_id)
         old = len(self._decoded)
         self._decoded += self._step(token_id)

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from cbref.metrics import StepRecord
 from cbref.request import Completion
@@ -43,7 +44,7 @@ def slot_timeline(
     for axes, (title, steps) in zip(panels[:, 0], runs.items(), strict=True):
         right = max(right, _draw_slots(axes, steps, slots, clock, names or _letters(steps)))
         axes.set_title(words.get(f"run_{title}", title), loc="left", fontsize=10)
-        axes.set_yticks(range(slots), [words["slot"].format(slot=i) for i in range(slots)])
+        axes.set_yticks(range(slots), [words["slot"].format(slot=i + 1) for i in range(slots)])
         axes.set_ylim(slots - 0.45, -0.55)
     axes.set_xlim(0, right)
     axes.set_xlabel(words["seconds" if clock == "seconds" else "step"])
@@ -146,6 +147,7 @@ def token_times(runs: Mapping[str, Sequence[Completion]]) -> Figure:
         axes.set_xlabel(words["seconds"])
         axes.set_xlim(left=0)
         axes.set_ylim(tallest - 0.4, -0.6)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel(words["requests_axis"])
     fig.legend(
