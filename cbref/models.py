@@ -98,9 +98,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
             AutoTokenizer.from_pretrained(**source).save_pretrained(draft)
             model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-            if getattr(
-                model, "hf_quantizer", None
-            ):  # weights are plain float32 by now; let transformers save them as such
+            if getattr(model, "hf_quantizer", None):  # the weights are plain by now; let transformers save them as such
                 model.hf_quantizer.remove_quantization_config(model)
             model.save_pretrained(draft)
         with contextlib.suppress(OSError):  # someone else was first; theirs is as good
