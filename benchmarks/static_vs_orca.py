@@ -49,12 +49,9 @@ def run_transformers(model, tokenizer, slots: int, work: Workload) -> tuple[dict
         ).to(model.device)
         wanted = [p.max_tokens for p in work.params[first : first + slots]]
         longest = max(wanted)
+        # eos_token_id -1: like `ignore_eos`, no token ends a request
         out = model.generate(
-            **batch,
-            max_new_tokens=longest,
-            min_new_tokens=longest,
-            do_sample=False,
-            pad_token_id=tokenizer.eos_token_id,
+            **batch, max_new_tokens=longest, do_sample=False, eos_token_id=-1, pad_token_id=tokenizer.eos_token_id
         )
         passes += longest
         outputs += [row[:n].tolist() for row, n in zip(out[:, batch["input_ids"].shape[1] :], wanted, strict=True)]
