@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 HTML := _build/html
 PORT ?= 8000
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# torch's threads sleep while they wait, instead of spinning: other programs on the machine then cost minutes, not hours.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 # Folders that tools fill, and that no check looks into.
 IGNORED := \( -name '.git' -o -name '.venv' -o -name '_build' -o -name 'build' -o -name '*.egg-info' -o -name '.?*_cache' \

@@ -6,27 +6,18 @@ for completion in engine.generate(["The capital of France is"], SamplingParams(m
     print(completion.text)
 """
 
+from importlib import import_module
+
 from cbref.engine import Engine
 from cbref.request import Chunk, Completion, Request, SamplingParams, Status, TokenEvent
 from cbref.schedulers import Scheduler
 
 __version__ = "0.1.0"
-__all__ = [
-    "Chunk",
-    "Completion",
-    "Engine",
-    "Request",
-    "SamplingParams",
-    "Scheduler",
-    "Status",
-    "TokenEvent",
-    "load_model",
-]
+_LAZY = {"load_model": "cbref.models", "calibrate": "cbref.calibration"}  # torch is for those who want a model
+__all__ = ["Chunk", "Completion", "Engine", "Request", "SamplingParams", "Scheduler", "Status", "TokenEvent", *_LAZY]
 
 
 def __getattr__(name: str):
-    if name == "load_model":  # torch is imported by those who want a model, not by `import cbref`
-        from cbref.models import load_model
-
-        return load_model
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'cbref' has no attribute {name!r}")

@@ -15,10 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tqdm import tqdm
 
+from cbref.audit import audit
 from cbref.executors import Executor
+from cbref.executors.roofline import make_simulator
+from cbref.hardware import Hardware, ModelShape
 from cbref.intake import Prompt, check_room, encode, pair
 from cbref.kv_cache import BlockPool
-from cbref.metrics import RequestMetrics, StepRecord, summarize
+from cbref.metrics import SLO, RequestMetrics, StepRecord, Totals, summarize
 from cbref.output import complete, take
 from cbref.request import Chunk, Completion, Request, Sampled, SamplingParams, Status, TokenEvent
 from cbref.schedulers import Scheduler, make_scheduler
@@ -45,7 +48,7 @@ class Engine:
         self.scheduler = make_scheduler(scheduler, **policy_options)
         self.scheduler.bind(self.pool)
         self.steps: list[StepRecord] = []
-        self.num_steps = 0
+        self.totals = Totals()
         self._record = record
         self._random = random.Random(seed)
         self._ids, self._turns = itertools.count(), itertools.count()
@@ -82,15 +85,8 @@ class Engine:
         from cbref.models import load_model
 
         network, tokenizer = load_model(model, dtype=dtype, device=device)
-        executor = ModelExecutor(
-            network,
-            tokenizer,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            max_num_seqs=scheduler.max_num_seqs,
-            attention=attention,
-        )
+        sizes = {"block_size": block_size, "num_blocks": num_blocks, "max_model_len": max_model_len}
+        executor = ModelExecutor(network, tokenizer, max_num_seqs=scheduler.max_num_seqs, attention=attention, **sizes)
         return cls(executor, scheduler, seed=seed)
 
     @classmethod
@@ -99,18 +95,26 @@ class Engine:
         policy: str | Scheduler = "orca",
         max_batch_size: int | None = None,
         *,
-        step_time: float = 1.0,
+        model: str | ModelShape | None = None,
+        hardware: str | Hardware | None = None,
+        tp: int | None = None,
+        step_time: float | None = None,
         block_size: int = 16,
-        num_blocks: int = 1 << 20,
+        num_blocks: int | None = None,
         max_model_len: int = 1 << 20,
         record: bool = True,
         **policy_options,
     ) -> Engine:
-        """The same loop on a virtual clock, without a model: a step takes ``step_time`` seconds. Needs no torch."""
-        from cbref.executors.simulated import SimulatedExecutor
+        """The same loop on a virtual clock, without a model: needs no torch.
 
+        model, hardware  names in ``cbref.hardware`` or shapes of your own: a step takes as long as what it computes and
+                         reads; ``tp`` GPUs share each layer. Given one, the other is "llama-3-8b" or "h100"
+        step_time        without model and hardware: seconds of every step; None: 1, so that times are step counts
+        num_blocks       None: what the GPU's memory holds beside the weights; without a GPU, as good as no limit
+        """
         scheduler = make_scheduler(policy, max_num_seqs=max_batch_size, **policy_options)
-        return cls(SimulatedExecutor(step_time, num_blocks, block_size, max_model_len), scheduler, record=record)
+        sizes = {"num_blocks": num_blocks, "block_size": block_size, "max_model_len": max_model_len}
+        return cls(make_simulator(model, hardware, tp, step_time, **sizes), scheduler, record=record)
 
     # ------------------------------------------------------------------ requests in and out
 
@@ -137,6 +141,7 @@ class Engine:
             raise ValueError(f"arrival is {arrival!r}; it must be a finite time of the engine's clock, in seconds")
         ids = encode(prompt, self.executor)
         check_room(len(ids), params, self.executor, self.pool)
+        self.scheduler.check(len(ids), params.max_tokens)
         now = self.executor.now()
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         request = Request(request_id, ids, params, now if arrival is None else arrival, priority, seed)
@@ -215,16 +220,14 @@ class Engine:
         chunks = self.scheduler.schedule(begin)  # admit
         if not chunks:
             if self.scheduler.has_work:
-                raise RuntimeError(
-                    f"{type(self.scheduler).__name__} planned nothing although {len(self.scheduler.running)} requests "
-                    f"run and {len(self.scheduler.waiting)} wait; its admit or compose is at fault"
-                )
+                name, running, waiting = type(self.scheduler).__name__, self.scheduler.running, self.scheduler.waiting
+                raise RuntimeError(f"{name} planned nothing; {len(running)} requests run and {len(waiting)} wait")
             return []
         sampled = self.executor.execute(chunks, self.pool)  # forward
         now = self.executor.now()
         if self._record:
-            self.steps.append(StepRecord.of(self.num_steps, begin, now, chunks, self.scheduler))
-        self.num_steps += 1
+            self.steps.append(StepRecord.of(self.totals.steps, begin, now, chunks, self.scheduler))
+        self.totals.add(begin, now, chunks, self.scheduler)
         events = [self._update(chunk, token, now) for chunk, token in zip(chunks, sampled, strict=True)]  # update
         for request in self.scheduler.retire(now):  # retire
             self._close(request)
@@ -232,21 +235,21 @@ class Engine:
 
     def audit(self) -> None:
         """Raise ``AssertionError`` unless every block is accounted for and every request is in exactly one place."""
-        self.pool.audit()
-        running, waiting = self.scheduler.running, [*self.scheduler.waiting, *(r for _, _, r in self._pending)]
-        assert sorted(r.id for r in [*running, *waiting]) == sorted(self._live), "a request is lost, or in two places"
-        strays = set(self.pool.holders()) - {r.id for r in running}
-        assert not strays, f"blocks are held for requests that do not run: {strays}"
-        for r in running:
-            room = len(self.pool.table(r.id)) * self.pool.block_size
-            assert r.num_computed <= min(r.num_tokens, room), f"{r!r} has room for {room} tokens"
-        slots = {r.slot for r in running}
-        assert len(slots) == len(running) and slots <= set(range(self.scheduler.max_num_seqs)), f"slots in use: {slots}"
+        audit(self.scheduler, self._live, [request for _, _, request in self._pending])
 
-    def summary(self, requests: Iterable[Request | Completion]) -> dict:
-        """``cbref.metrics.summarize`` of these requests over all recorded steps."""
+    @property
+    def num_steps(self) -> int:
+        return self.totals.steps
+
+    def summary(self, requests: Iterable[Request | Completion], slo: SLO | None = None) -> dict:
+        """``cbref.metrics.summarize`` of these requests over all steps since the start, or since ``forget_steps``."""
         metrics = [r.metrics if isinstance(r, Completion) else RequestMetrics.of(r) for r in requests]
-        return summarize(metrics, self.steps, self.scheduler.max_num_seqs)
+        summary = summarize(metrics, self.totals, self.scheduler.max_num_seqs, slo)
+        return summary | (self.executor.utilisation() if hasattr(self.executor, "utilisation") else {})
+
+    def forget_steps(self) -> None:
+        """Begin a new measurement: what was recorded so far, a warm-up for instance, counts no more."""
+        self.steps, self.totals = [], Totals()
 
     # ------------------------------------------------------------------ parts of the above
 
@@ -283,6 +286,8 @@ class Engine:
         if request.status is Status.FINISHED:  # aborted while it was being computed: the late token is dropped
             return None
         request.num_computed = chunk.stop
+        if sampled is None or not sampled.error:
+            self.scheduler.computed(request)
         if sampled is None:
             return None
         return take(request, sampled, self._texts.get(request.id), self.executor.eos_token_ids, now)

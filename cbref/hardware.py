@@ -6,6 +6,7 @@ is longer. Peak rates are dense bf16/fp16 values; ``mfu`` and ``mbu`` say which 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 TILE = 128  # rows of a matrix that a GPU multiplies at a time: 129 tokens cost as much as 256
@@ -55,7 +56,10 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One GPU, or ``tp`` of them that share each layer (tensor parallelism; their communication is not modelled)."""
+    """One GPU, or ``tp`` of them that share each layer (tensor parallelism).
+
+    What the GPUs tell each other is free unless ``link`` says otherwise: two all-reduces of activations a layer.
+    """
 
     name: str
     flops: float  # FLOP/s
@@ -65,6 +69,8 @@ class Hardware:
     mbu: float = 0.8  # share of ``bandwidth`` that reading weights and cache reaches
     overhead: float = 0.0  # seconds that every step takes besides
     tp: int = 1
+    link: float = math.inf  # bytes/s at which an all-reduce goes through
+    sync: float = 0.0  # seconds that an all-reduce takes however little is in it
     tile: int = TILE
 
     @property
@@ -92,6 +98,13 @@ class Hardware:
         pairs = (start + 1 + stop) * (stop - start) / 2
         arithmetic = 4 * model.layers * model.heads * model.head_dim * pairs / (self.flops * self.mfu)
         return max(arithmetic / self.tp, self.kv_read_seconds(model, stop))
+
+    def fixed_seconds(self, model: ModelShape, tokens: int) -> float:
+        """What a step takes besides computing and reading: its overhead, and all-reduces between GPUs."""
+        if self.tp == 1:
+            return self.overhead
+        moved = 2 * (self.tp - 1) / self.tp * tokens * model.hidden * model.dtype_bytes  # a ring all-reduce
+        return self.overhead + 2 * model.layers * (self.sync + moved / self.link)
 
     def kv_read_seconds(self, model: ModelShape, tokens: int) -> float:
         """Reading the keys and values of ``tokens`` tokens once: what decodes wait for."""

@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from cbref.metrics import StepRecord
+from cbref.metrics import RequestMetrics, StepRecord
 from cbref.request import Completion
 from cbref.strings import load
 
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#D55E00", "#0072B2", "#999999")
-WASTED = {"facecolor": "#f4f4f4", "edgecolor": "#9a9a9a", "hatch": "////", "linewidth": 0.0}
+STYLES = ("-", "--", "-.", ":")
+HATCHED = {"facecolor": "#f4f4f4", "edgecolor": "#9a9a9a", "hatch": "////", "linewidth": 0.0}
 
 
 def slot_timeline(
@@ -49,7 +50,7 @@ def slot_timeline(
     axes.set_xlim(0, right)
     axes.set_xlabel(words["seconds" if clock == "seconds" else "step"])
     handles = [
-        Patch(label=words["wasted"], **{**WASTED, "linewidth": 0.5}),
+        Patch(label=words["wasted"], **{**HATCHED, "linewidth": 0.5}),
         Patch(label=words["prefill"], facecolor="white", edgecolor="black", linewidth=1.6),
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
@@ -62,7 +63,7 @@ def _draw_slots(axes: Axes, steps: Sequence[StepRecord], slots: int, clock: str,
     span = {s.index: (s.begin - zero, s.end - zero) if clock == "seconds" else (i, i + 1) for i, s in enumerate(steps)}
     right = span[steps[-1].index][1]
     for slot in range(slots):
-        axes.barh(slot, right, left=0, height=0.78, **WASTED)
+        axes.barh(slot, right, left=0, height=0.78, **HATCHED)
     bars: dict[tuple[int, str], list] = {}
     for step in steps:
         for share in step.shares:
@@ -93,7 +94,7 @@ def kv_memory(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
     for axes, (title, steps) in zip(panels[0], runs.items(), strict=True):
         index = np.arange(len(steps))
         reserved, live = [s.kv_reserved for s in steps], [s.kv_live for s in steps]
-        axes.fill_between(index, reserved, step="post", label=words["kv_reserved"], **WASTED)
+        axes.fill_between(index, reserved, step="post", label=words["kv_reserved"], **HATCHED)
         axes.fill_between(
             index, live, step="post", color=PALETTE[0], edgecolor="black", linewidth=0.4, label=words["kv_live"]
         )
@@ -165,6 +166,56 @@ def batch_scaling(batch_sizes: Sequence[int], step_seconds: Sequence[float]) -> 
     axes.plot(batch_sizes, sizes / ratio, "s-", color=PALETTE[6], label=words["throughput"])
     axes.plot(batch_sizes, sizes, ":", color="#777777", label=words["ideal"])
     axes.set(xlabel=words["batch_size"], ylabel=words["relative"], xticks=batch_sizes, ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    return fig
+
+
+def batch_composition(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
+    """Tokens of prompts and of decodes in every step; one panel a run, one below the other."""
+    words = load("plots")
+    fig, panels = plt.subplots(len(runs), 1, figsize=(9, 0.8 + 1.6 * len(runs)), squeeze=False, layout="constrained")
+    for axes, (title, steps) in zip(panels[:, 0], runs.items(), strict=True):
+        decode = np.array([sum(s.stop - s.start for s in step.shares if not s.prefill) for step in steps])
+        prefill = np.array([step.num_tokens for step in steps]) - decode
+        index = np.arange(len(steps) + 1)
+        axes.stairs(decode + prefill, index, fill=True, **HATCHED, label=words["prefill_tokens"])
+        axes.stairs(decode, index, fill=True, color=PALETTE[0], edgecolor="black", label=words["decode_tokens"])
+        axes.set_title(words.get(f"run_{title}", title), loc="left", fontsize=10)
+        axes.set_ylabel(words["tokens_in_step"])
+        axes.margins(x=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(words["step"])
+    fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return fig
+
+
+def latencies(runs: Mapping[str, Sequence[RequestMetrics]]) -> Figure:
+    """How TTFT and TBT are spread: the share of values at or below each, one curve a run. Seconds, logarithmic."""
+    words = load("plots")
+    fig, (first, between) = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
+    for i, (title, metrics) in enumerate(runs.items()):
+        label = words.get(f"run_{title}", title)
+        values = {first: [m.ttft for m in metrics if m.token_times], between: np.concatenate([m.tbt for m in metrics])}
+        for axes, data in values.items():
+            axes.ecdf(data, color=PALETTE[(5, 6, 2, 4)[i % 4]], linestyle=STYLES[i % len(STYLES)], label=label)
+    for axes, name in ((first, "ttft"), (between, "tbt")):
+        axes.set(xscale="log", xlabel=words[name])
+        axes.spines[["top", "right"]].set_visible(False)
+    first.set_ylabel(words["share"])
+    between.legend(frameon=False, fontsize=9)
+    return fig
+
+
+def load_curve(results: Mapping[str, Sequence[tuple[float, float]]], ylabel: str = "tbt_p99") -> Figure:
+    """A latency over the load, one curve a policy: ``results`` maps a policy to (requests per second, seconds)."""
+    words = load("plots")
+    fig, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    for i, (title, points) in enumerate(results.items()):
+        rate, seconds = zip(*points, strict=True)
+        style = {"color": PALETTE[(5, 6, 2, 4)[i % 4]], "linestyle": STYLES[i % len(STYLES)], "marker": "os^D"[i % 4]}
+        axes.plot(rate, seconds, label=words.get(f"run_{title}", title), **style)
+    axes.set(xlabel=words["rate"], ylabel=words.get(ylabel, ylabel), yscale="log")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     return fig

@@ -145,6 +145,8 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_computed: int = 0  # tokens whose keys and values are in the cache
     status: Status = Status.WAITING
+    num_cached: int = 0  # of these, how many the prefix cache had at the last admission
+    preemptions: int = 0
     slot: int | None = None  # lane of the batch, for pictures; None while waiting
     finish_reason: str | None = None  # set with the last token; a static batch may keep the request longer
     error: str | None = None
@@ -156,6 +158,16 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    @property
+    def missing(self) -> int:
+        """Tokens that are still to be computed before the next one can be sampled."""
+        return len(self.prompt) + len(self.output) - self.num_computed
+
+    def tokens(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Token ids ``start:stop`` of prompt and output."""
+        cut, stop = len(self.prompt), self.num_tokens if stop is None else stop
+        return [*self.prompt[start:stop], *self.output[max(start - cut, 0) : max(stop - cut, 0)]]
 
     @property
     def max_len(self) -> int:

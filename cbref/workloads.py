@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
-from cbref.request import SamplingParams
+from cbref.request import Request, SamplingParams, Status
 
 # The source document's three examples, as numbers of output tokens a request. All arrive at once.
 DOCUMENT = {"convoy": (10, 25, 15, 100), "interactive": (4, 2, 6, 3, 5, 2), "scheduler": (5, 10, 15, 20, 25, 30)}
 
-# Every 5th percentile of GeneratedTokens in the Azure LLM inference trace 2023, conversation.
-# Patel et al., Splitwise, ISCA 2024; data CC-BY 4.0.
-AZURE_CONV_OUTPUT = (7, 41, 54, 67, 77, 85, 91, 96, 103, 113, 129, 151, 177, 217, 384, 395, 400, 411, 424, 451, 1000)
+# Every 5th percentile, from 0 to 100, of prompt and output tokens in the Azure LLM inference trace 2023 (19,366
+# conversation and 8,819 code requests). Patel et al., Splitwise, ISCA 2024; data CC-BY 4.0.
+# fmt: off
+AZURE = {
+    "conv": {
+        "prompt": (2, 181, 207, 372, 387, 396, 403, 414, 703, 984, 1020, 1045, 1071, 1097, 1130, 1189, 1315, 1876, 2734,
+                   4083, 14050),
+        "output": (7, 41, 54, 67, 77, 85, 91, 96, 103, 113, 129, 151, 177, 217, 384, 395, 400, 411, 424, 451, 1000),
+    },
+    "code": {
+        "prompt": (3, 75, 147, 232, 386, 578, 770, 939, 1075, 1261, 1469, 1690, 1909, 2164, 2433, 2744, 3192, 3920,
+                   5188, 7303, 7437),
+        "output": (6, 6, 7, 7, 8, 9, 9, 10, 11, 12, 13, 14, 16, 18, 20, 24, 29, 39, 55, 90, 1899),
+    },
+}
+# fmt: on
+AZURE_CONV_OUTPUT = AZURE["conv"]["output"]
 
 PROMPTS = (
     "The capital of France is",
@@ -39,19 +57,16 @@ class Workload:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def submit(self, engine) -> list:
-        """Queue everything at its time of arrival, counted from now; returns the requests."""
-        now = engine.executor.now()
-        return [
-            engine.add_request(prompt, params, arrival=now + arrival)
-            for prompt, params, arrival in zip(self.prompts, self.params, self.arrivals, strict=True)
-        ]
+    def at_rate(self, rate: float) -> Workload:
+        """The same requests with arrival times stretched or compressed to ``rate`` requests a second on average."""
+        span = self.arrivals[-1] - self.arrivals[0]
+        factor = (len(self) - 1) / rate / span if span else 0.0
+        return replace(self, arrivals=[factor * (a - self.arrivals[0]) for a in self.arrivals])
 
 
 def of_lengths(output_lengths: Sequence[int], prompt_length: int = 1) -> Workload:
     """Requests of the given output lengths with made-up prompts, all at time 0: for simulated engines."""
-    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in output_lengths]
-    return Workload([range(prompt_length)] * len(params), params, [0.0] * len(params))
+    return _made_up([prompt_length] * len(output_lengths), output_lengths, [0.0] * len(output_lengths))
 
 
 def chat(num_requests: int = 32, seed: int = 0, scale: float = 0.125) -> Workload:
@@ -63,9 +78,105 @@ def chat(num_requests: int = 32, seed: int = 0, scale: float = 0.125) -> Workloa
     if num_requests < 1 or not scale > 0:
         raise ValueError(f"{num_requests} requests at scale {scale}; both must be above 0")
     rng = np.random.default_rng(seed)
-    grid = np.linspace(0, 1, len(AZURE_CONV_OUTPUT))
-    lengths = np.maximum(1, np.rint(scale * np.interp(rng.random(num_requests), grid, AZURE_CONV_OUTPUT)).astype(int))
+    lengths = np.maximum(1, np.rint(scale * _draw(AZURE_CONV_OUTPUT, num_requests, rng)).astype(int))
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(num_requests)]
-    return Workload(
-        prompts, [SamplingParams(max_tokens=int(n), ignore_eos=True) for n in lengths], [0.0] * num_requests
-    )
+    params = [SamplingParams(max_tokens=int(n), ignore_eos=True) for n in lengths]
+    return Workload(prompts, params, [0.0] * num_requests)
+
+
+def azure(kind: str, num_requests: int, rate: float | None = None, seed: int = 0, cv: float = 1.0) -> Workload:
+    """Made-up prompts with lengths drawn from a trace of the Azure service; prompt and output independently.
+
+    kind  "conv" or "code"
+    rate  requests a second on average; None: all at time 0
+    cv    coefficient of variation of the gaps between arrivals: 1 is Poisson, above 1 comes in bursts (Gamma)
+    """
+    if kind not in AZURE:
+        raise ValueError(f"unknown trace {kind!r}; choose one of {', '.join(AZURE)}")
+    if num_requests < 1 or (rate is not None and not rate > 0) or not cv > 0:
+        raise ValueError(f"num_requests {num_requests}, rate {rate} and cv {cv} must be above 0")
+    rng = np.random.default_rng(seed)
+    prompts = np.rint(_draw(AZURE[kind]["prompt"], num_requests, rng)).astype(int).tolist()
+    outputs = np.rint(_draw(AZURE[kind]["output"], num_requests, rng)).astype(int).tolist()
+    if rate is None:
+        return _made_up(prompts, outputs, [0.0] * num_requests)
+    gaps = rng.gamma(1 / cv**2, cv**2 / rate, num_requests)
+    return _made_up(prompts, outputs, (np.cumsum(gaps) - gaps[0]).tolist())
+
+
+def read_azure_csv(path: str | Path, limit: int | None = None) -> Workload:
+    """A trace in the Azure format (TIMESTAMP, ContextTokens, GeneratedTokens); ``ValueError`` names a bad line."""
+    prompts, outputs, times = [], [], []
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        columns = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+        if missing := columns - set(rows.fieldnames or ()):
+            raise ValueError(f"{path}, line 1: no column {', '.join(sorted(missing))}")
+        for row in rows:
+            try:
+                # the traces have seven digits after the point; datetime takes six
+                times.append(datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp())
+                prompts.append(_positive(row["ContextTokens"]))
+                outputs.append(_positive(row["GeneratedTokens"]))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {rows.line_num}: {error}") from None
+            if len(times) == limit:
+                break
+    if not times:
+        raise ValueError(f"{path} holds no requests")
+    order = sorted(range(len(times)), key=times.__getitem__)
+    zero = min(times)
+    return _made_up([prompts[i] for i in order], [outputs[i] for i in order], [times[i] - zero for i in order])
+
+
+def serve(engine, work: Workload, *, clients: int | None = None, progress: bool = True) -> list[Request]:
+    """Serve a workload to its end; returns its requests.
+
+    Open loop (``clients`` None): requests arrive at their times, whatever the engine does. Closed loop: so many
+    clients, each sending its next request when it has its answer; arrival times are not used.
+    """
+    begin = engine.executor.now()
+    items = iter(zip(work.prompts, work.params, work.arrivals, strict=True))
+    requests: list[Request] = []
+    quiet = {} if progress else {"disable": True}
+    with tqdm(total=len(work), unit="req", desc="serve", delay=2, **quiet) as bar:
+        active: list[Request] = []
+
+        def submit() -> bool:
+            for prompt, params, arrival in items:
+                at = begin + arrival if clients is None else None
+                requests.append(engine.add_request(prompt, params, arrival=at))
+                active.append(requests[-1])
+                return True
+            return False
+
+        while (clients is None or len(active) < clients) and submit():
+            pass
+        finished = 0
+        while engine.has_work:
+            events = engine.step()
+            if clients is not None:
+                active[:] = [r for r in active if r.status is not Status.FINISHED]
+                while len(active) < clients and submit():
+                    pass
+            ended = sum(event.finish_reason is not None for event in events)
+            finished += ended
+            bar.update(ended)
+    return requests
+
+
+def _made_up(prompt_lengths, output_lengths, arrivals) -> Workload:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in output_lengths]
+    apart = 1 << 24  # no two prompts begin alike: a prefix cache has nothing to find
+    return Workload([range(apart * i, apart * i + n) for i, n in enumerate(prompt_lengths)], params, list(arrivals))
+
+
+def _draw(quantiles: Sequence[int], size: int, rng) -> np.ndarray:
+    return np.interp(rng.random(size), np.linspace(0, 1, len(quantiles)), quantiles)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(f"{value} tokens; it must be at least 1")
+    return value

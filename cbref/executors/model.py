@@ -76,7 +76,7 @@ class ModelExecutor:
     @torch.inference_mode()
     def execute(self, chunks: list[Chunk], pool: BlockPool) -> list[Sampled | None]:
         meta = StepMeta.build(chunks, pool, self._caches, self.attention, self.device)
-        ids = [token for c in chunks for token in _tokens(c)]
+        ids = [token for c in chunks for token in c.request.tokens(c.start, c.stop)]
         ends = [i for i, c in enumerate(chunks) if c.yields_token]
         last = torch.as_tensor(meta.query_start[1:][ends] - 1, device=self.device)  # logits for these rows alone
         ids = torch.tensor([ids], device=self.device)
@@ -86,7 +86,7 @@ class ModelExecutor:
         for i, token in zip(ends, self._sampler([chunks[i].request for i in ends], logits), strict=True):
             sampled[i] = token
             if token.error:  # whatever is in its blocks must not reach their next owner
-                self._cache[:, :, pool.table(chunks[i].request.id)] = 0
+                self._cache[:, :, pool.forget(chunks[i].request.id)] = 0
         return sampled
 
     def now(self) -> float:
@@ -97,12 +97,6 @@ class ModelExecutor:
 
     def release(self, request: Request) -> None:
         self._sampler.release(request)
-
-
-def _tokens(chunk: Chunk):
-    prompt, output = chunk.request.prompt, chunk.request.output
-    cut = len(prompt)
-    return [*prompt[chunk.start : chunk.stop], *output[max(chunk.start - cut, 0) : max(chunk.stop - cut, 0)]]
 
 
 def _eos_ids(model, tokenizer) -> frozenset[int]:

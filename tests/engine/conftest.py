@@ -1,3 +1,8 @@
+import os
+
+# Before torch is imported: where others use the cores too, threads that spin while they wait cost minutes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 from engine_support import executor_of, tiny_model

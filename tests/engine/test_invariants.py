@@ -1,13 +1,14 @@
 """What holds after every step of every trace, under every policy, and what is left when the last request is gone."""
 
 import gc
+import os
+import time
 
 import pytest
-from engine_support import Around, Scripted, assert_at_rest, executor_of, greedy, reference
+from engine_support import POLICIES, Around, Scripted, assert_at_rest, executor_of, greedy, reference
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
     initialize,
     invariant,
@@ -19,10 +20,7 @@ from hypothesis.stateful import (
 from cbref import Engine, SamplingParams, Status
 from cbref.executors.simulated import SimulatedExecutor
 from cbref.request import Sampled
-from cbref.schedulers import POLICIES
 
-NOT_FIRST_COME_FIRST_SERVED = set()  # policies that may let a request pass another
-MAY_PREEMPT = set()  # policies that may take a running request's blocks away
 END, WORD = 9, 1
 
 
@@ -73,7 +71,6 @@ class Watching(SimulatedExecutor):
 
 class Trace(RuleBasedStateMachine):
     policy: str
-    requests = Bundle("requests")
 
     @initialize(slots=st.integers(1, 4), blocks=st.integers(1, 12), size=st.integers(1, 5))
     def start(self, slots, blocks, size):
@@ -86,7 +83,6 @@ class Trace(RuleBasedStateMachine):
         self.events = {}  # request: tokens reported
 
     @rule(
-        target=requests,
         prompt=st.integers(1, 12),
         tokens=st.integers(1, 8),
         words=st.one_of(st.just(99), st.integers(0, 8)),
@@ -100,7 +96,7 @@ class Trace(RuleBasedStateMachine):
         if prompt + tokens - 1 > self.room:
             with pytest.raises(ValueError, match="the whole pool"):
                 self.engine.add_request([5] * prompt, params, arrival=arrival)
-            return None
+            return
         request = self.engine.add_request([5] * prompt, params, arrival=arrival)
         self.executor.said[request.id] = (words, end)
         if words >= tokens:
@@ -113,8 +109,8 @@ class Trace(RuleBasedStateMachine):
             self.expected[request] = (params.min_tokens, "stop")
         self.arrivals[request] = (self.executor.now() + (wait or 0.0), len(self.arrivals))
         self.events[request] = 0
-        return request
 
+    @precondition(lambda self: self.engine.has_work)
     @rule()
     def step(self):
         self.step_and_check()
@@ -124,19 +120,20 @@ class Trace(RuleBasedStateMachine):
     def step_with_an_abort_in_mid_step(self, data):
         """mini-sglang#111: an abort between launch and result freed the blocks twice."""
         victim = data.draw(st.sampled_from(self.engine.scheduler.running))
-        said = list(victim.output)
+        said, reason = list(victim.output), victim.finish_reason
         self.executor.abort = lambda: self.engine.abort(victim.id)
         try:
             self.step_and_check()
         finally:
             self.executor.abort = None
         assert victim.output == said, "a late token was not dropped"
+        assert victim.finish_reason == (reason or "abort")
 
-    @rule(request=requests)
-    def abort(self, request):
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def abort(self, data):
         """Waiting, running, still to arrive, done but held by a static batch, or gone."""
-        if request is None:
-            return
+        request = data.draw(st.sampled_from(list(self.expected)[-8:]))
         was_alive, reason = request.status is not Status.FINISHED, request.finish_reason
         assert self.engine.abort(request.id) == was_alive
         assert request.status is Status.FINISHED and request.finish_reason == (reason or "abort")
@@ -161,8 +158,7 @@ class Trace(RuleBasedStateMachine):
             assert event.token_id == request.output[event.index]
             assert event.finish_reason == request.finish_reason
         assert len({e.request_id for e in events}) == len(events), "a step makes at most one token of a request"
-        if self.policy not in NOT_FIRST_COME_FIRST_SERVED:
-            assert executor.admitted == [r.id for r in queue[: len(executor.admitted)]], "not first come, first served"
+        assert executor.admitted == [r.id for r in queue[: len(executor.admitted)]], "not first come, first served"
         begin = engine.steps[-1].begin
         arrived = [r for r in queue if self.arrivals[r][0] <= begin]
         left_out = arrived[len(executor.admitted) :]
@@ -189,7 +185,7 @@ class Trace(RuleBasedStateMachine):
                 assert (len(request.output), request.finish_reason) == (tokens, reason)
             if request.status is Status.FINISHED:
                 assert request.finish_reason and request.finished <= self.executor.now()
-            elif self.policy not in MAY_PREEMPT:
+            else:
                 assert request.num_computed == self.executor.computed.get(request.id, 0)
 
     def teardown(self):
@@ -378,9 +374,21 @@ def test_the_clock_jumps_to_the_next_arrival_and_the_times_add_up():
     assert [m.finished for m in metrics] == [10.75, 2.75, 3.25]
 
 
-def test_progress_counts_tokens_and_can_be_silent(capsys):
-    executor = Scripted({"0": [1, 9]})
-    engine = Engine(executor)
-    engine.generate([[1]] * 3, SamplingParams(max_tokens=5), progress=False)
-    captured = capsys.readouterr()
-    assert captured.out == captured.err == ""
+@pytest.mark.skipif("TQDM_DISABLE" in os.environ, reason="TQDM_DISABLE is set")
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_long_call_shows_its_progress_in_tokens_unless_told_not_to(capsys, progress):
+    class Slow(Scripted):
+        def execute(self, chunks, pool):
+            time.sleep(0.3)
+            return super().execute(chunks, pool)
+
+    engine = Engine(Slow({"0": [1] * 8 + [9]}))  # ends of its own accord, three tokens early
+    engine.generate([[1], [1]], [SamplingParams(max_tokens=12), SamplingParams(max_tokens=5)], progress=progress)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("generate: 100%" in err and "14/14" in err) if progress else err == ""
+
+
+def test_a_short_call_shows_none(capsys):
+    Engine.simulated().generate([[1]] * 3, greedy(5))
+    assert capsys.readouterr() == ("", "")
