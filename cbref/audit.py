@@ -1,10 +1,10 @@
-"""The invariants of a running engine, checked from the outside."""
+"""The invariants of a running engine, and of a scheduler's plan, checked from the outside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from cbref.request import Request
+from cbref.request import Chunk, Request
 from cbref.schedulers import Scheduler
 
 
@@ -26,3 +26,33 @@ def audit(scheduler: Scheduler, live: Iterable[str], pending: Iterable[Request])
         assert all(pool.num_holders(b) == 1 for b in written), f"{r!r} would write into a shared block"
     slots = {r.slot for r in running}
     assert len(slots) == len(running) and slots <= set(range(scheduler.max_num_seqs)), f"slots in use: {slots}"
+
+
+def check_plan(chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
+    """Stop a faulty scheduler before its plan does harm: a ``RuntimeError`` says what it did wrong, and the remedy."""
+    total, seen, name = 0, set(), type(scheduler).__name__
+    for chunk in chunks:
+        request, start, stop = chunk.request, chunk.start, chunk.stop
+        total += stop - start
+        if request.id in seen:
+            raise RuntimeError(f"{name} planned request {request.id!r} twice in one step; make it one chunk")
+        seen.add(request.id)
+        if request.slot is None or request.done:
+            raise RuntimeError(
+                f"{name} planned {request!r}, which is not running; admit it first, and retire it when done"
+            )
+        if not request.num_computed == start < stop <= request.num_tokens:
+            raise RuntimeError(
+                f"{name} planned tokens {start}:{stop} of {request!r}; a chunk begins where computation stands "
+                f"({request.num_computed}) and ends at {request.num_tokens} at the latest"
+            )
+        if stop > scheduler.pool.room(request.id):
+            raise RuntimeError(
+                f"{name} planned tokens up to {stop} of {request!r}, which has blocks for "
+                f"{scheduler.pool.room(request.id)}; grow its table with pool.grow first"
+            )
+    if total > scheduler.max_num_batched_tokens:
+        limit = scheduler.max_num_batched_tokens
+        raise RuntimeError(f"{name} planned {total} tokens for one step, over max_num_batched_tokens, {limit}")
+    if len(chunks) > scheduler.max_num_seqs:
+        raise RuntimeError(f"{name} planned {len(chunks)} requests, over max_num_seqs, {scheduler.max_num_seqs}")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tqdm import tqdm
 
-from cbref.audit import audit
+from cbref.audit import audit, check_plan
 from cbref.executors import Executor
 from cbref.executors.roofline import make_simulator
 from cbref.hardware import Hardware, ModelShape
@@ -223,6 +223,7 @@ class Engine:
                 name, running, waiting = type(self.scheduler).__name__, self.scheduler.running, self.scheduler.waiting
                 raise RuntimeError(f"{name} planned nothing; {len(running)} requests run and {len(waiting)} wait")
             return []
+        check_plan(chunks, self.scheduler)
         sampled = self.executor.execute(chunks, self.pool)  # forward
         now = self.executor.now()
         if self._record:
@@ -251,7 +252,7 @@ class Engine:
         """Begin a new measurement: what was recorded so far, a warm-up for instance, counts no more."""
         self.steps, self.totals = [], Totals()
 
-    # ------------------------------------------------------------------ parts of the above
+    # ---- parts of the above
 
     def _serve(self, requests: list[Request]) -> Iterator[TokenEvent]:
         mine = {r.id for r in requests}
@@ -288,9 +289,7 @@ class Engine:
         request.num_computed = chunk.stop
         if sampled is None or not sampled.error:
             self.scheduler.computed(request)
-        if sampled is None:
-            return None
-        return take(request, sampled, self._texts.get(request.id), self.executor.eos_token_ids, now)
+        return sampled and take(request, sampled, self._texts.get(request.id), self.executor.eos_token_ids, now)
 
     def _close(self, request: Request) -> None:
         del self._live[request.id]

@@ -145,11 +145,12 @@ class BlockPool:
             node, count = self._labels[block][1], count + 1
         self._tips[request.id] = (node, count)
 
-    def forget(self, request_id: str) -> list[int]:
-        """The request's blocks are spoilt: nobody shall find them again. Returns those that it holds alone."""
-        for block in self.table(request_id):
+    def forget(self, *request_ids: str) -> list[int]:
+        """The requests' blocks are spoilt: nobody shall find them again. Returns those that nobody else holds."""
+        held = Counter(block for request_id in request_ids for block in self.table(request_id))
+        for block in held:
             self._unpublish(block)
-        return [block for block in self.table(request_id) if self._holders[block] == 1]
+        return [block for block, holders in held.items() if self._holders[block] == holders]
 
     def _unpublish(self, block: int) -> None:
         if block in self._labels:

@@ -85,8 +85,9 @@ class ModelExecutor:
         sampled: list[Sampled | None] = [None] * len(chunks)
         for i, token in zip(ends, self._sampler([chunks[i].request for i in ends], logits), strict=True):
             sampled[i] = token
-            if token.error:  # whatever is in its blocks must not reach their next owner
-                self._cache[:, :, pool.forget(chunks[i].request.id)] = 0
+        broken = [chunks[i].request.id for i in ends if sampled[i].error]
+        if broken:  # whatever is in their blocks must not reach the next owner
+            self._cache[:, :, pool.forget(*broken)] = 0
         return sampled
 
     def now(self) -> float:

@@ -186,7 +186,7 @@ class Scheduler:
 
     def line_up(self) -> list[Request]:
         """Running requests that take part in this step, the first to be served first: decodes, then prompts."""
-        prefills = [r for r in self.running if r.status is Status.PREFILL]
+        prefills = [r for r in self.running if r.status is Status.PREFILL and not r.done]  # done: it broke
         if prefills and not self.mixed:
             return prefills
         return [r for r in self.running if r.status is Status.DECODE and not r.done] + prefills
