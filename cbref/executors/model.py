@@ -13,7 +13,7 @@ import torch
 
 from cbref.attention import BACKENDS, NAME, StepMeta, adopt
 from cbref.kv_cache import BlockPool
-from cbref.request import Chunk, Request, Sampled
+from cbref.request import Chunk, Request, Sampled, SamplingParams
 from cbref.sampling import Sampler
 
 
@@ -67,6 +67,16 @@ class ModelExecutor:
         self._caches = [tuple(layer) for layer in self._cache]
         self._sampler = Sampler(self.eos_token_ids, self.device)
         self._started = time.perf_counter()
+        self._try_one_token()
+
+    def _try_one_token(self) -> None:
+        """A model that packing or our attention does not suit says so now, not at a user's first request."""
+        request, pool = Request("trial", [0], SamplingParams()), BlockPool(self.num_blocks, self.block_size)
+        pool.grow(request.id, 1)
+        try:
+            self.execute([Chunk(request, 0, 1)], pool)
+        except Exception as error:
+            raise ValueError(f"cbref cannot serve a {type(self.model).__name__}: {error}") from error
 
     def _default_blocks(self, block_bytes: int, max_num_seqs: int) -> int:
         enough = max_num_seqs * -(-self.max_model_len // self.block_size)

@@ -225,6 +225,7 @@ def test_attention_written_from_the_description_of_the_metadata(kind, policy):
         return dense_attention(*args)
 
     engine = Engine(executor_of(model, attention=counted), Chunked(5) if policy == "chunked" else policy)
+    calls.clear()  # a new executor tries one token
     done = engine.generate(prompts, greedy(6), progress=False)
     assert [c.token_ids for c in done] == [reference(model, p, 6)[0] for p in prompts]
     assert calls == [step.num_tokens for step in engine.steps for _ in range(model.config.num_hidden_layers)]
@@ -254,6 +255,12 @@ def test_a_model_without_the_attention_interface_is_refused(tmp_path):
     bloom.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"BloomForCausalLM.*Llama"):
         load_model(str(tmp_path))
+
+
+def test_a_model_that_fails_with_our_attention_is_refused_when_the_engine_is_made():
+    gemma = tiny_model("gemma2")
+    with pytest.raises(ValueError, match=r"cannot serve a Gemma2ForCausalLM: .*soft-capped"):
+        executor_of(gemma)
 
 
 def test_a_model_with_layers_that_are_not_attention_over_all_tokens_is_refused():
