@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbref.request import Chunk, Request
+from cbref.request import Chunk, Request, Status
 from cbref.schedulers import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one request got in one step: tokens ``start:stop`` in lane ``slot``."""
+    """What one request got in one step: tokens ``start:stop`` in lane ``slot``.
+
+    ``prefill``: the request is still on its way to its first token, or to its next one after a preemption.
+    """
 
     request_id: str
     slot: int
@@ -47,7 +50,7 @@ class StepRecord:
     def of(cls, index: int, begin: float, end: float, chunks: Sequence[Chunk], scheduler: Scheduler) -> StepRecord:
         """Taken after the chunks were computed and before the requests take notice of it."""
         shares = tuple(
-            Share(c.request.id, c.request.slot, c.start, c.stop, c.start < len(c.request.prompt)) for c in chunks
+            Share(c.request.id, c.request.slot, c.start, c.stop, c.request.status is Status.PREFILL) for c in chunks
         )
         reserved, live = kv_tokens(chunks, scheduler)
         return cls(index, begin, end, shares, len(scheduler.running), len(scheduler.waiting), reserved, live)

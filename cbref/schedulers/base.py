@@ -123,7 +123,7 @@ class Scheduler:
         return self.num_preemptions > before
 
     def victim(self) -> Request:
-        """Who gives way: the last by the queue's order, and among equals the one admitted last."""
+        """Who gives way: the one admitted last; with priorities, the last of the least urgent."""
         if self.order == "priority":
             return max(reversed(self.running), key=lambda r: (r.priority, r.arrival))
         return self.running[-1]
