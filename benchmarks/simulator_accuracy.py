@@ -1,6 +1,6 @@
 """The simulator against measurements that others made on real GPUs: how far off is the roofline?
 
-    python benchmarks/simulator_accuracy.py ../shared/data/measured --out benchmarks/results/simulator_accuracy.json
+    python benchmarks/simulator_accuracy.py FOLDER --out benchmarks/results/simulator_accuracy.json
 
 Data (not part of this project): Splitwise (Patel et al., ISCA 2024; MIT), prompt and token times of whole models; Vidur
 (Agrawal et al., MLSys 2024; MIT), linear layers by number of tokens. For each GPU and data set the efficiency factors
@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from report import header, write
 from tqdm import tqdm
 
 from cbref.hardware import HARDWARE, MODELS, Hardware
@@ -130,7 +129,7 @@ def main() -> None:
     groups = defaultdict(list)
     for p in points:
         groups[p.group].append(p)
-    report = {"date": datetime.now(UTC).date().isoformat(), "groups": {}}
+    report = {**header(), "groups": {}}
     for name, members in tqdm(groups.items(), unit="group"):
         gpu = HARDWARE[name.split()[1]]
         fitted = fit(members[::2], gpu)
@@ -154,12 +153,7 @@ def main() -> None:
             "median_error_unfitted": round(float(np.median(np.abs(errors(held_out, gpu)))), 4),
             "median_error_by": {part: round(float(np.median(values)), 4) for part, values in sorted(parts.items())},
         }  # fmt: skip
-    text = json.dumps(report, indent=2)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n", encoding="utf-8")
-    else:
-        print(text)
+    write(report, args.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the simulator costs: a synthetic trace at 1, 10 and 100 times its length, and a recorded one if given.
 
-    python benchmarks/simulator_speed.py --csv ../shared/data/azure/AzureLLMInferenceTrace_conv.csv \\
+    python benchmarks/simulator_speed.py --csv TRACE.csv \\
         --out benchmarks/results/simulator_speed.json
 
 Stall-free scheduling of Llama-3-8B on one H100. Times are CPU seconds of this process, memory the growth of what Python
@@ -10,12 +10,11 @@ holds; both in one run, so that their ratios mean something.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 import tracemalloc
-from datetime import UTC, datetime
 from pathlib import Path
+
+from report import header, write
 
 from cbref import Engine
 from cbref.workloads import Workload, azure, read_azure_csv, serve
@@ -54,11 +53,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write JSON here; without it, print it")
     args = parser.parse_args()
 
-    result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-    }
+    result = header()
     result["synthetic"] = {f"{k}x": run(azure("conv", k * args.base, rate=6.0)) for k in (1, 10, 100)}
     per_token = [r["microseconds_per_token"] for r in result["synthetic"].values()]
     result["cost_per_token_100x_over_10x"] = round(per_token[2] / per_token[1], 3)
@@ -66,12 +61,7 @@ def main() -> None:
         result[args.csv.stem] = run(read_azure_csv(args.csv))
     few, many = peak_of_the_engine(200), peak_of_the_engine(400)
     result["memory"] = {"kilobytes_at_200_requests": round(few / 1024), "kilobytes_at_400_requests": round(many / 1024)}
-    text = json.dumps(result, indent=2)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n", encoding="utf-8")
-    else:
-        print(text)
+    write(result, args.out)
 
 
 if __name__ == "__main__":

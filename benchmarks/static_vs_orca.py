@@ -10,18 +10,14 @@ interleaved, so that a machine that slows down slows all three; the ratios are t
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-import transformers
+from report import header, write
 from tqdm import tqdm
 
-import cbref
 from cbref import Engine, SamplingParams
 from cbref.attention import NAME
 from cbref.workloads import Workload, chat
@@ -102,18 +98,8 @@ def main() -> None:
             rounds[name].append(figures)
     speed = {name: statistics.median(r["tokens_per_second"] for r in runs) for name, runs in rounds.items()}
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if executor.device.type == "cuda" else None,
-        },
-        "versions": {
-            "cbref": cbref.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        **header("torch", "transformers"),
+        "device": torch.cuda.get_device_name() if executor.device.type == "cuda" else "cpu",
         "setting": {
             "model": args.model,
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -128,12 +114,7 @@ def main() -> None:
         "steps": {name: runs[0]["steps"] for name, runs in rounds.items()},
         "rounds": rounds,
     }
-    text = json.dumps(result, indent=2)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n", encoding="utf-8")
-    else:
-        print(text)
+    write(result, args.out)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from tabulate import tabulate
 
@@ -79,7 +80,12 @@ def simulate(args) -> int:
 
         metrics = {policy: [RequestMetrics.of(r) for r in requests] for policy, requests in served.items()}
         latencies(metrics).savefig(args.plot, dpi=150)
-    setting = {"model": args.model, "hardware": args.hardware, "tp": args.tp, "workload": args.csv or args.workload}
+    setting = {
+        "model": args.model,
+        "hardware": args.hardware,
+        "tp": args.tp,
+        "workload": Path(args.csv).name if args.csv else args.workload,
+    }
     gpus = f"{args.tp} × {args.hardware}"
     title = f"{len(work)} requests, {args.max_batch_size} slots, {args.model} on {gpus}, simulated"
     return _report(args, title, {**setting, "rate": args.rate}, rows)

@@ -2,6 +2,7 @@
 caching and preemption change when tokens come, and never which. In float32, where rounding does not decide."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,8 @@ def questions(smollm, smollm_executor):
         SamplingParams(max_tokens=14, temperature=0.8, seed=5, ignore_eos=True),
         greedy(12, frequency_penalty=0.5, logprobs=2),
     ]
+    unstopped = serve(smollm_executor, [prompts[2]], params[2])[0].text
+    params[2] = replace(params[2], stop=unstopped[-8:-3])  # across tokens, and late: after the preemptions
     return prompts, params, [serve(smollm_executor, [p], q)[0] for p, q in zip(prompts, params, strict=True)]
 
 
@@ -248,5 +251,7 @@ def test_the_real_model_answers_as_alone(smollm, smollm_executor, questions, pol
     assert engine.scheduler.num_preemptions and sum(r.num_cached for r in requests)
     for request, expected in zip(requests, solo, strict=True):
         done = engine.completion(request)
-        assert (done.token_ids, done.text) == (expected.token_ids, expected.text)
+        assert (done.token_ids, done.text, done.finish_reason) == (
+            expected.token_ids, expected.text, expected.finish_reason,
+        )  # fmt: skip
         assert [p.logprob for p in done.logprobs] == pytest.approx([p.logprob for p in expected.logprobs], abs=1e-3)

@@ -1,6 +1,6 @@
 """The roofline against arithmetic by hand, and against times that others measured."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -139,19 +139,16 @@ def test_no_torch_on_the_way():
 # ---- against measurements; the fitted factors are those of the benchmark's stored result
 
 
-def accuracy():
-    spec = importlib.util.spec_from_file_location("simulator_accuracy", ROOT / "benchmarks" / "simulator_accuracy.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def accuracy(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("simulator_accuracy")
 
 
 @pytest.mark.skipif(
     not MEASURED.is_dir(), reason=f"the measured times are not part of the project; looked in {MEASURED.name}/"
 )
-def test_the_median_error_against_measured_times():
-    tool = accuracy()
+def test_the_median_error_against_measured_times(monkeypatch):
+    tool = accuracy(monkeypatch)
     report = json.loads((ROOT / "benchmarks" / "results" / "simulator_accuracy.json").read_text())
     points = tool.splitwise(MEASURED / "splitwise_perf_model.csv") + tool.vidur(MEASURED)
     groups = {}
