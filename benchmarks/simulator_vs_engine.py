@@ -32,7 +32,9 @@ COMPARED = {
     "ttft p50": lambda s: s["ttft"]["p50"],
 }
 
-FITTED = ("tokens", "seconds", "overhead", "per_context", "per_pair", "per_chunk")
+FITTED = (
+    "tokens", "seconds", "overhead", "per_decode_step", "per_decode", "per_context", "per_chunk", "per_pair",
+)  # fmt: skip
 
 
 def median(machines: list[MeasuredHardware]) -> MeasuredHardware:

@@ -18,18 +18,20 @@ from cbref.request import Chunk, Request, SamplingParams
 
 @dataclass(frozen=True)
 class MeasuredHardware(Hardware):
-    """Step times read off a measured curve instead of computed from rates.
+    """Step times put together from measured parts instead of computed from rates.
 
-    A step costs a base that depends on its packed tokens (``tokens`` -> ``seconds``, interpolated), ``per_context``
-    seconds for each token of context that decodes read, ``per_pair`` for each pair of tokens that attend in prompts,
-    and ``per_chunk`` for each chunk of a prompt.
+    A step costs a base that depends on its packed tokens (``tokens`` -> ``seconds``, interpolated); with decodes in it
+    also ``per_decode_step``, ``per_decode`` for each, and ``per_context`` for each token behind them; ``per_chunk`` for
+    each chunk of a prompt, and ``per_pair`` for each pair of tokens that attend in it.
     """
 
     tokens: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
+    per_decode_step: float = 0.0
+    per_decode: float = 0.0
     per_context: float = 0.0
-    per_pair: float = 0.0
     per_chunk: float = 0.0
+    per_pair: float = 0.0
 
     def linear_seconds(self, model: ModelShape, tokens: int) -> float:
         over = max(0, tokens - self.tokens[-1])  # beyond the last point the curve goes on as steeply as before it
@@ -37,19 +39,19 @@ class MeasuredHardware(Hardware):
         return float(np.interp(tokens, self.tokens, self.seconds)) + over * slope
 
     def head_seconds(self, model: ModelShape, rows: int) -> float:
-        return 0.0  # part of the curve: measured steps sample, too
+        return 0.0  # part of the other measurements: every measured chunk is sampled
 
     def chunk_attention_seconds(self, model: ModelShape, start: int, stop: int) -> float:
         return self.per_chunk + self.per_pair * _pairs(start, stop)
 
-    def kv_read_seconds(self, model: ModelShape, tokens: int) -> float:
-        return self.per_context * tokens
+    def decode_seconds(self, model: ModelShape, requests: int, context: int) -> float:
+        return self.per_decode_step + self.per_decode * requests + self.per_context * context
 
 
 def calibrate(
     executor,
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    chunks: Sequence[int] = (16, 32, 64, 128, 256),
+    chunks: Sequence[int] = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256),
     contexts: tuple[int, int] = (32, 256),
     repeat: int = 5,
     progress: bool = True,
@@ -58,35 +60,37 @@ def calibrate(
 
     Takes about half a minute on a laptop. The executor must be at rest, for the cache is written over.
     """
-    near, far = contexts
-    plan = [("decode", b, c) for b in batch_sizes for c in contexts]
-    plan += [("chunk", n, c) for n in chunks for c in (0, far)]
-    times: dict[tuple, list[float]] = {key: [] for key in plan}
+    far = max(contexts)
+    longest = max(chunks)
+    steps = {("decode", b, c): [(c, c + 1)] * b for b in batch_sizes for c in contexts}
+    steps |= {("chunk", n): [(0, n)] for n in chunks}
+    steps |= {"halves": [(0, longest // 2)] * 2, "later": [(far, far + longest)]}
+    times: dict = {name: [] for name in steps}
     quiet = {} if progress else {"disable": True}
-    with tqdm(total=(repeat + 1) * len(plan), unit="step", desc="calibrate", delay=2, **quiet) as bar:
+    with tqdm(total=(repeat + 1) * len(steps), unit="step", desc="calibrate", delay=2, **quiet) as bar:
         for turn in range(repeat + 1):  # in rounds, so that a slow moment of the machine touches all points alike
-            for kind, size, context in plan:
-                step = [(context, context + 1)] * size if kind == "decode" else [(context, context + size)]
+            for name, step in steps.items():
                 seconds = _time(executor, step)
                 if turn:  # the first round warms up
-                    times[kind, size, context].append(seconds)
+                    times[name].append(seconds)
                 bar.update()
-    best = {key: statistics.median(values) for key, values in times.items()}
-    widest, longest = max(batch_sizes), max(chunks)
-    reads = widest * (far - near)
-    per_context = max(0.0, (best["decode", widest, far] - best["decode", widest, near]) / reads)
-    more = _pairs(far, far + longest) - _pairs(0, longest)
-    per_pair = max(0.0, (best["chunk", longest, far] - best["chunk", longest, 0]) / more)
-    curve = {b: best["decode", b, near] - per_context * b * near for b in batch_sizes}
-    own = {n: best["chunk", n, 0] - per_pair * _pairs(0, n) for n in chunks}  # base and the cost of being a chunk
-    known = [n for n in chunks if n <= widest]
-    extra = [own[n] - float(np.interp(n, list(curve), list(curve.values()))) for n in known]
-    per_chunk = max(0.0, statistics.median(extra)) if extra else 0.0
-    curve |= {n: own[n] - per_chunk for n in chunks if n > widest}
-    tokens, seconds = zip(*sorted(curve.items()), strict=True)
+    best = {name: statistics.median(values) for name, values in times.items()}
+
+    per_pair = (best["later"] - best["chunk", longest]) / (_pairs(far, far + longest) - _pairs(0, longest))
+    fewer = _pairs(0, longest) - 2 * _pairs(0, longest // 2)
+    per_chunk = best["halves"] - best["chunk", longest] + per_pair * fewer
+    base = {n: best["chunk", n] - per_chunk - per_pair * _pairs(0, n) for n in chunks}
+    # a decode is told from the base by what grows with its context, with the batch, and with neither
+    points = [(b, c) for b in batch_sizes if b in base for c in contexts]
+    extra = [best["decode", b, c] - base[b] for b, c in points]
+    columns = np.array([[1.0, b, b * (c + 1)] for b, c in points])
+    per_decode_step, per_decode, per_context = np.linalg.lstsq(columns, np.array(extra), rcond=None)[0].tolist()
+    alone = [best["decode", 1, c] - per_decode_step - per_decode - per_context * (c + 1) for c in contexts]
+    tokens, seconds = zip(*sorted({1: statistics.mean(alone), **base}.items()), strict=True)
     return MeasuredHardware(
-        "this machine", flops=0.0, bandwidth=0.0, memory=0.0, overhead=_between_steps(executor, widest), tokens=tokens,
-        seconds=seconds, per_context=per_context, per_pair=per_pair, per_chunk=per_chunk,
+        "this machine", flops=0.0, bandwidth=0.0, memory=0.0, overhead=_between_steps(executor, max(batch_sizes)),
+        tokens=tokens, seconds=seconds, per_decode_step=per_decode_step, per_decode=per_decode, per_context=per_context,
+        per_chunk=per_chunk, per_pair=per_pair,
     )  # fmt: skip
 
 

@@ -106,6 +106,10 @@ class Hardware:
         moved = 2 * (self.tp - 1) / self.tp * tokens * model.hidden * model.dtype_bytes  # a ring all-reduce
         return self.overhead + 2 * model.layers * (self.sync + moved / self.link)
 
+    def decode_seconds(self, model: ModelShape, requests: int, context: int) -> float:
+        """Attention of ``requests`` decodes with ``context`` tokens behind them in all: it waits for the cache."""
+        return self.kv_read_seconds(model, context)
+
     def kv_read_seconds(self, model: ModelShape, tokens: int) -> float:
         """Reading the keys and values of ``tokens`` tokens once: what decodes wait for."""
         return model.kv_bytes_per_token * tokens / (self.bandwidth * self.mbu) / self.tp

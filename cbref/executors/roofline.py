@@ -36,25 +36,25 @@ class RooflineExecutor(SimulatedExecutor):
             num_blocks = max(1, hardware.kv_capacity(model) // block_size)
         super().__init__(num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len)
         self.model, self.hardware = model, hardware
-        # Decodes are many and alike: their cost is a number times their total context.
-        self._kv_token = hardware.kv_read_seconds(model, 1)
         self._work = Work()
 
     def step_seconds(self, chunks: list[Chunk]) -> float:
         hardware, model, work = self.hardware, self.model, self._work
-        tokens = rows = decode_context = prefill_context = pairs = 0
+        tokens = rows = decodes = decode_context = prefill_context = pairs = 0
         seconds = 0.0
         for chunk in chunks:
             start, stop = chunk.start, chunk.stop
             tokens += stop - start
             rows += chunk.yields_token
             if stop - start == 1:
+                decodes += 1
                 decode_context += stop
             else:
                 prefill_context += stop
                 pairs += (start + 1 + stop) * (stop - start) // 2
                 seconds += hardware.chunk_attention_seconds(model, start, stop)
-        seconds += decode_context * self._kv_token
+        if decodes:  # many and alike: one call for all
+            seconds += hardware.decode_seconds(model, decodes, decode_context)
         seconds += hardware.linear_seconds(model, tokens) + hardware.head_seconds(model, rows)
         seconds += hardware.fixed_seconds(model, tokens)
         work.seconds += seconds
