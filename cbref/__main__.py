@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 def generate(args) -> int:
     """Stream one prompt as it comes; several are served in one batch, each printed when it is finished."""
     engine = _engine(args, args.policy)
+    _say_what_was_chosen(engine)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed, stop=args.stop)
     prompts = [[{"role": "user", "content": p}] for p in args.prompts] if args.chat else args.prompts
     texts: dict[str, list[str]] = {}
@@ -58,7 +59,9 @@ def compare(args) -> int:
         engine = Engine(first.executor, policy, max_num_seqs=args.max_batch_size)
         rows[policy] = engine.summary(engine.generate(work.prompts, work.params, progress=not args.quiet))
     setting = {"model": args.model, "requests": args.requests, "scale": args.scale}
-    return _report(args, f"{args.requests} requests, {args.max_batch_size} slots, {args.model}", setting, rows)
+    title = f"{args.requests} requests, {args.max_batch_size} slots, {args.model}"
+    _say_what_was_chosen(first)
+    return _report(args, title, setting | {"attention": first.executor.attention_choice}, rows)
 
 
 def simulate(args) -> int:
@@ -140,9 +143,13 @@ def _seconds(value: float | None) -> str:
 
 
 def _engine(args, policy: str) -> Engine:
-    return Engine.from_pretrained(
-        args.model, policy, args.max_batch_size, dtype=args.dtype, device=args.device, seed=args.seed
-    )
+    kernels = {"attention": args.attention, "use_kernels": args.use_kernels}
+    place = {"dtype": args.dtype, "device": args.device}
+    return Engine.from_pretrained(args.model, policy, args.max_batch_size, seed=args.seed, **place, **kernels)
+
+
+def _say_what_was_chosen(engine: Engine) -> None:
+    print(f"attention: {engine.executor.attention_choice}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,6 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     real.add_argument("--model", default="smollm2-135m", help="a name, a folder, or a Hugging Face hub name (default: %(default)s)")  # fmt: skip # noqa: E501
     real.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: float32 on a CPU")
     real.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU if there is one)")
+
+    real.add_argument("--attention", choices=("torch", "triton", "triton_mixed"), help="default: triton on a GPU, else torch")  # fmt: skip # noqa: E501
+    real.add_argument("--use-kernels", action="store_true", help="Triton kernels for RMSNorm and rotary embedding too")
 
     parser = argparse.ArgumentParser(
         prog="python -m cbref", description="Serve a language model with continuous batching."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,70 +24,123 @@ from cbref.request import Chunk
 NAME = "cbref_paged"
 
 
+@dataclass(frozen=True)
+class StepShape:
+    """The sizes of a step's tensors, known on the host. Two steps of one shape can share a CUDA graph."""
+
+    tokens: int  # T
+    chunks: int  # B
+    decodes: int  # chunks of one token; they come first, so that they are the packed rows 0 : decodes
+    ends: int  # chunks that yield a token
+    width: int  # N, blocks of the longest context
+    decode_width: int  # the same, of the decodes alone
+    longest: int  # tokens of the longest chunk
+    long_chunks: tuple[tuple[int, int, int], ...] = ()  # the others: first row, last row + 1, tokens of context
+
+
 @dataclass
 class StepMeta:
     """Where a step's tokens stand and where their keys and values live.
 
     A *place* is ``block * block_size + offset``, an index into the cache seen as one row of tokens. The cache has one
-    block more than the pool: it stays zero, and its first place, ``null``, stands for "no token" in padded tables.
+    block more than the pool: the null block fills up the table and never belongs to a request; it is finite memory.
 
-    query_start [B + 1]  chunk i owns the packed rows query_start[i] : query_start[i + 1]
-    context_len [B]      tokens of the request up to the end of its chunk
-    places      [T]      where each token's key and value go
-    block_table [B, N]   blocks of each request, padded with the null block
+    ids, positions [T]      of each token, chunk after chunk
+    places         [T]      where each token's key and value go
+    ends           [E]      rows whose logits are wanted
+    query_start    [B + 1]  chunk i owns the packed rows query_start[i] : query_start[i + 1]
+    context_len    [B]      tokens of the request up to the end of its chunk
+    block_table    [B, N]   blocks of each request, padded with the null block
     """
 
-    query_start: np.ndarray
-    context_len: np.ndarray
+    shape: StepShape
+    block_size: int
+    ids: torch.Tensor
     positions: torch.Tensor
     places: torch.Tensor
+    ends: torch.Tensor
+    query_start: torch.Tensor
+    context_len: torch.Tensor
     block_table: torch.Tensor
-    decode_rows: torch.Tensor  # packed rows of chunks of length one
-    decode_places: torch.Tensor  # [decodes, longest context], padded with null
-    decode_mask: torch.Tensor  # the same shape: which are tokens
-    prefills: list[tuple[int, int, torch.Tensor]]  # first row, last row + 1, places of the whole context
     caches: list[tuple[torch.Tensor, torch.Tensor]]  # per layer, keys and values [num_blocks + 1, block_size, Hkv, D]
     attend: Callable  # the backend
 
     @classmethod
-    def build(cls, chunks: list[Chunk], pool: BlockPool, caches, attend: Callable, device) -> StepMeta:
-        size, null = pool.block_size, pool.num_blocks * pool.block_size
-        start = np.array([c.start for c in chunks])
-        context = np.array([c.stop for c in chunks])
-        query_start = np.concatenate([[0], np.cumsum(context - start)])
-        table = np.full((len(chunks), max(-(-int(context.max()) // size), 1)), pool.num_blocks)
-        for i, c in enumerate(chunks):
-            blocks = pool.table(c.request.id)[: table.shape[1]]
-            table[i, : len(blocks)] = blocks
-        places = (table[:, :, None] * size + np.arange(size)).reshape(
-            len(chunks), -1
-        )  # of every position of every request
-        positions = np.concatenate([np.arange(c.start, c.stop) for c in chunks])
-        owner = np.repeat(np.arange(len(chunks)), context - start)
-        decodes = np.flatnonzero(context - start == 1)
-        longest = int(context[decodes].max(initial=0))
-        mask = np.arange(longest) < context[decodes, None]
+    def unpack(cls, numbers: torch.Tensor, shape: StepShape, block_size: int, caches, attend: Callable) -> StepMeta:
+        """From what ``pack_step`` made, on the device by now."""
+        t, b = shape.tokens, shape.chunks
+        sizes = [t, t, t, shape.ends, b + 1, b, b * shape.width]
+        ids, positions, places, ends, query_start, context_len, table = numbers.split(sizes)
+        table = table.view(b, shape.width)
+        where = (ids, positions, places.long(), ends, query_start, context_len, table)
+        return cls(shape, block_size, *where, caches, attend)
 
-        def tensor(array):
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+    @cached_property
+    def decode_places(self) -> torch.Tensor:
+        """Places of the decodes' contexts, [decodes, decode_width * block_size]; beyond a context, the null block."""
+        places = self._places_of(self.block_table[: self.shape.decodes, : self.shape.decode_width])
+        return torch.where(self.decode_seen, places, (len(self.caches[0][0]) - 1) * self.block_size)
 
-        prefills = [
-            (int(query_start[i]), int(query_start[i + 1]), tensor(places[i, : context[i]]))
-            for i in np.flatnonzero(context - start > 1)
+    @cached_property
+    def decode_seen(self) -> torch.Tensor:
+        """Which of ``decode_places`` are tokens of the request."""
+        n, longest = self.shape.decodes, self.shape.decode_width * self.block_size
+        return torch.arange(longest, device=self.ids.device) < self.context_len[:n, None]
+
+    @cached_property
+    def long_places(self) -> list[torch.Tensor]:
+        """For each long chunk, the places of its whole context."""
+        tables = self.block_table[self.shape.decodes :]
+        return [
+            self._places_of(row)[:context] for row, (*_, context) in zip(tables, self.shape.long_chunks, strict=True)
         ]
-        return cls(
-            query_start,
-            context,
-            tensor(positions),
-            tensor(places[owner, positions]),
-            tensor(table),
-            tensor(query_start[decodes]),
-            tensor(np.where(mask, places[decodes, :longest], null)),
-            tensor(mask),
-            prefills,
-            caches,
-            attend,
-        )
+
+    def _places_of(self, blocks: torch.Tensor) -> torch.Tensor:
+        offsets = torch.arange(self.block_size, device=blocks.device)
+        return (blocks[..., None] * self.block_size + offsets).flatten(-2)
+
+
+def pack_step(chunks: list[Chunk], pool: BlockPool, pad: tuple[int, int] | None = None) -> tuple[np.ndarray, StepShape]:
+    """A step as one row of integers, so that one copy brings it to the device. Chunks of one token come first.
+
+    ``pad``: fill a step of decodes up to this many requests and this table width. A filler is the one-token prompt 0,
+    whose key and value go to the null block; every row's logits are computed then.
+    """
+    size, null = pool.block_size, pool.num_blocks
+    start = np.array([c.start for c in chunks])
+    context = np.array([c.stop for c in chunks])
+    ids = [token for c in chunks for token in c.request.tokens(c.start, c.stop)]
+    positions = np.concatenate([np.arange(c.start, c.stop) for c in chunks])
+    decodes = int((context - start == 1).sum())
+    widths = -(-context // size)
+    rows, width = (len(chunks), int(widths.max())) if pad is None else pad
+    table = np.full((rows, width), null)
+    for i, c in enumerate(chunks):
+        blocks = pool.table(c.request.id)[: widths[i]]
+        table[i, : len(blocks)] = blocks
+    if fill := rows - len(chunks):
+        ids, positions = ids + [0] * fill, np.concatenate([positions, np.zeros(fill, int)])
+        start, context = (np.concatenate([x, np.full(fill, n)]) for x, n in ((start, 0), (context, 1)))
+        decodes += fill
+    owner = np.repeat(np.arange(rows), context - start)
+    places = table[owner, positions // size] * size + positions % size
+    query_start = np.concatenate([[0], np.cumsum(context - start)])
+    ends = query_start[1:] - 1
+    if pad is None:
+        ends = ends[[c.yields_token for c in chunks]]
+    long_chunks = zip(query_start[decodes:], query_start[decodes + 1 :], context[decodes:], strict=False)
+    shape = StepShape(
+        len(ids),
+        rows,
+        decodes,
+        len(ends),
+        width,
+        width if pad else int(widths[:decodes].max(initial=0)),
+        int((context - start).max()),
+        tuple((int(a), int(b), int(c)) for a, b, c in long_chunks),
+    )
+    row = np.concatenate([ids, positions, places, ends, query_start, context, table.ravel()])
+    return row.astype(np.int32), shape
 
 
 def paged_attention(
@@ -127,44 +181,57 @@ def adopt(model) -> None:
     model.set_attn_implementation(NAME)
 
 
+def write(k, v, key_cache, value_cache, meta: StepMeta) -> None:
+    """Put the step's keys and values [T, Hkv, D] into the cache."""
+    for rows, cache in ((k, key_cache), (v, value_cache)):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, meta.places, rows)
+
+
+def decode(q, key_cache, value_cache, meta: StepMeta, scale: float, window: int | None = None) -> torch.Tensor:
+    """The decodes' rows: gathered into one padded batch. Padding is masked: its zero weight meets finite memory.
+
+    The heads of a KV group become rows of one query, so keys are not copied for each head (grouped-query attention).
+    """
+    batch, places, seen = meta.shape.decodes, meta.decode_places, meta.decode_seen
+    keys, values = (_gather(cache, places.view(-1), batch) for cache in (key_cache, value_cache))
+    if window is not None:
+        seen = seen & (torch.arange(places.shape[1], device=q.device) >= meta.context_len[:batch, None] - window)
+    rows = q.view(batch, keys.shape[1], -1, q.shape[-1])
+    return sdpa(rows, keys, values, seen[:, None, None], scale=scale).reshape(q.shape)
+
+
+def prefill(q, key_cache, value_cache, meta: StepMeta, scale: float, window: int | None = None) -> torch.Tensor:
+    """The rows of longer chunks, one call a chunk: every token sees the request's tokens up to itself."""
+    out, skip = torch.empty_like(q), meta.shape.decodes
+    for (first, last, context), places in zip(meta.shape.long_chunks, meta.long_places, strict=True):
+        keys, values = (_gather(cache, places, 1) for cache in (key_cache, value_cache))
+        at, seen = meta.positions[first:last, None], torch.arange(context, device=q.device)
+        mask = seen <= at
+        if window is not None:
+            mask &= seen > at - window
+        rows = q[first - skip : last - skip].transpose(0, 1)[None]
+        attended = sdpa(rows, keys, values, mask, scale=scale, enable_gqa=rows.shape[1] > keys.shape[1])
+        out[first - skip : last - skip] = attended[0].transpose(0, 1)
+    return out
+
+
+def _gather(cache: torch.Tensor, places: torch.Tensor, batch: int) -> torch.Tensor:
+    """Tokens at ``places`` of a cache [blocks, block_size, Hkv, D] as [batch, Hkv, tokens, D]."""
+    heads, dim = cache.shape[2:]
+    return cache.view(-1, heads, dim).index_select(0, places).view(batch, -1, heads, dim).transpose(1, 2)
+
+
 def torch_attention(
     q, k, v, key_cache, value_cache, meta: StepMeta, scale: float, window: int | None = None
 ) -> torch.Tensor:
     """The plain backend: write, gather, ``scaled_dot_product_attention``. q [T, Hq, D]; k, v [T, Hkv, D] -> [T, Hq, D].
 
-    Chunks of length one are gathered into one padded batch. The heads of a KV group become rows of one query, so keys
-    are not copied for each head (grouped-query attention). Padding reads the null block, never a neighbour's memory.
     ``window``: a token sees this many tokens, itself included (sliding-window attention); None: all before it.
     """
-    heads, dim = k.shape[1:]
-    group = q.shape[1] // heads
-    key_rows, value_rows = key_cache.view(-1, heads, dim), value_cache.view(-1, heads, dim)
-    key_rows.index_copy_(0, meta.places, k)
-    value_rows.index_copy_(0, meta.places, v)
-    out = torch.empty_like(q)
-
-    batch, longest = meta.decode_places.shape
-    if batch:
-        flat = meta.decode_places.view(-1)
-        keys = key_rows.index_select(0, flat).view(batch, longest, heads, dim).transpose(1, 2)
-        values = value_rows.index_select(0, flat).view(batch, longest, heads, dim).transpose(1, 2)
-        mask = meta.decode_mask
-        if window is not None:
-            mask = mask & (torch.arange(longest, device=q.device) > meta.positions[meta.decode_rows, None] - window)
-        rows = q[meta.decode_rows].view(batch, heads, group, dim)
-        out[meta.decode_rows] = sdpa(rows, keys, values, mask[:, None, None], scale=scale).reshape(batch, -1, dim)
-
-    for first, last, places in meta.prefills:
-        keys, values = (rows.index_select(0, places).transpose(0, 1) for rows in (key_rows, value_rows))
-        at, seen = meta.positions[first:last, None], torch.arange(len(places), device=q.device)
-        mask = seen <= at
-        if window is not None:
-            mask &= seen > at - window
-        rows = q[first:last].transpose(0, 1)
-        out[first:last] = sdpa(rows[None], keys[None], values[None], mask, scale=scale, enable_gqa=group > 1)[
-            0
-        ].transpose(0, 1)
+    write(k, v, key_cache, value_cache, meta)
+    out, n = torch.empty_like(q), meta.shape.decodes
+    if n:
+        out[:n] = decode(q[:n], key_cache, value_cache, meta, scale, window)
+    if n < len(q):
+        out[n:] = prefill(q[n:], key_cache, value_cache, meta, scale, window)
     return out
-
-
-BACKENDS = {"torch": torch_attention}

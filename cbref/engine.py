@@ -68,7 +68,8 @@ class Engine:
         max_model_len: int | None = None,
         dtype=None,
         device: str | None = None,
-        attention="torch",
+        attention=None,
+        use_kernels: bool = False,
         seed: int | None = None,
         **policy_options,
     ) -> Engine:
@@ -78,7 +79,9 @@ class Engine:
         num_blocks      size of the KV pool in blocks of ``block_size`` tokens; None: room for ``max_batch_size``
                         requests of full length, within 1 GiB on a CPU and 80 % of free memory on a GPU
         dtype, device   None: float32 on the CPU; on a GPU bfloat16, or float16 where the GPU has no bfloat16
-        attention       "torch", or a function with the signature of ``cbref.attention.torch_attention``
+        attention       None: what suits the device (``executor.attention_choice`` says what and why); "torch",
+                        "triton", or a function with the signature of ``cbref.attention.torch_attention``
+        use_kernels     Triton kernels for RMSNorm and rotary embedding too
         """
         scheduler = make_scheduler(policy, max_num_seqs=max_batch_size, **policy_options)
         from cbref.executors.model import ModelExecutor  # torch starts here, and only for those who want a real model
@@ -86,8 +89,8 @@ class Engine:
 
         network, tokenizer = load_model(model, dtype=dtype, device=device)
         sizes = {"block_size": block_size, "num_blocks": num_blocks, "max_model_len": max_model_len}
-        executor = ModelExecutor(network, tokenizer, max_num_seqs=scheduler.max_num_seqs, attention=attention, **sizes)
-        return cls(executor, scheduler, seed=seed)
+        options = {"max_num_seqs": scheduler.max_num_seqs, "attention": attention, "use_kernels": use_kernels}
+        return cls(ModelExecutor(network, tokenizer, **sizes, **options), scheduler, seed=seed)
 
     @classmethod
     def simulated(
@@ -212,7 +215,7 @@ class Engine:
     # ------------------------------------------------------------------ the loop
 
     def step(self) -> list[TokenEvent]:
-        """Run one iteration and return the tokens that it made. Without work it does nothing and returns none."""
+        """Run one iteration and return the tokens that it made: none where there is no work."""
         if self._pending and not self.scheduler.has_work:  # nothing to do before the next request comes
             self.executor.wait_until(self._pending[0][0])
         self._receive()
@@ -238,9 +241,7 @@ class Engine:
         """Raise ``AssertionError`` unless every block is accounted for and every request is in exactly one place."""
         audit(self.scheduler, self._live, [request for _, _, request in self._pending])
 
-    @property
-    def num_steps(self) -> int:
-        return self.totals.steps
+    num_steps = property(lambda self: self.totals.steps)
 
     def summary(self, requests: Iterable[Request | Completion], slo: SLO | None = None) -> dict:
         """``cbref.metrics.summarize`` of these requests over all steps since the start, or since ``forget_steps``."""

@@ -37,7 +37,7 @@ class Sampler:
 
     def __init__(self, eos_token_ids: frozenset[int], device):
         self._eos = eos_token_ids
-        self._device = device
+        self._device = torch.device(device)
         self._processors: dict[str, LogitsProcessorList] = {}
         self._generator = torch.Generator(device)
 
@@ -69,7 +69,8 @@ class Sampler:
     def _choose(self, request: Request, scores: torch.Tensor) -> torch.Tensor:
         if request.id not in self._processors:
             self._processors[request.id] = self._make_processors(request)
-        ids = torch.tensor([[*request.prompt, *request.output]], device=self._device)
+        ids = torch.tensor([[*request.prompt, *request.output]], pin_memory=self._device.type == "cuda")
+        ids = ids.to(self._device, non_blocking=True)  # from pinned memory, so that the host does not wait
         scores = self._processors[request.id](ids, scores).nan_to_num(-torch.inf, posinf=torch.finfo(scores.dtype).max)
         if _is_greedy(request.params):
             return scores.argmax()

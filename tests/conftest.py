@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on CPU tensors
+
 import hypothesis
 import pytest
 from playwright.sync_api import Page, Route, sync_playwright

@@ -11,17 +11,25 @@ from collections.abc import Callable
 
 import torch
 
-from cbref.attention import BACKENDS, NAME, StepMeta, adopt
+from cbref.attention import NAME, StepMeta, StepShape, adopt, pack_step
+from cbref.executors.graphs import DecodeGraphs, to_device
 from cbref.kv_cache import BlockPool
 from cbref.request import Chunk, Request, Sampled, SamplingParams
 from cbref.sampling import Sampler
+from cbref.triton_attention import choose
+from cbref.triton_modules import replace_modules
 
 
 class ModelExecutor:
     """Runs a ``transformers`` decoder that ``load_model`` prepared.
 
-    attention  "torch", or a function with the signature of ``cbref.attention.torch_attention``
-    Other arguments as in ``Engine.from_pretrained``.
+    attention    None: what suits the device. "torch", "triton" or "triton_mixed" (``cbref.triton_attention``), or a
+                 function with the signature of ``cbref.attention.torch_attention``
+    use_kernels  Triton kernels for the model's RMSNorm and rotary embedding too, where they compute the same
+    cuda_graphs  replay steps that only decode as CUDA graphs. None: on a GPU, unless the attention is a function of
+                 yours, which may do what a graph cannot hold
+
+    ``attention_choice`` says what was chosen and why. Other arguments as in ``Engine.from_pretrained``.
     """
 
     def __init__(
@@ -33,15 +41,13 @@ class ModelExecutor:
         num_blocks: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
-        attention: str | Callable = "torch",
+        attention: str | Callable | None = None,
+        use_kernels: bool = False,
+        cuda_graphs: bool | None = None,
     ):
         config = model.config
         if config._attn_implementation != NAME:
             adopt(model)
-        if not callable(attention) and attention not in BACKENDS:
-            raise ValueError(
-                f"unknown attention {attention!r}; choose one of {', '.join(BACKENDS)}, or pass a function"
-            )
         limit = getattr(config, "max_position_embeddings", None)
         for name, value in (("block_size", block_size), ("num_blocks", num_blocks), ("max_model_len", max_model_len)):
             if value is None and name != "block_size":
@@ -51,7 +57,6 @@ class ModelExecutor:
         if max_model_len is not None and (max_model_len < 2 or (limit and max_model_len > limit)):
             raise ValueError(f"max_model_len is {max_model_len}; this model's context allows 2 to {limit} tokens")
         self.model, self.tokenizer = model, tokenizer
-        self.attention = attention if callable(attention) else BACKENDS[attention]
         self.max_model_len = max_model_len or limit or 2048
         self.vocab_size = config.vocab_size
         self.eos_token_ids = _eos_ids(model, tokenizer)
@@ -59,13 +64,19 @@ class ModelExecutor:
         self.device = model.device
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.attention, self.attention_choice = choose(attention, config.num_attention_heads, heads, dim, model)
+        self.replaced = replace_modules(model) if use_kernels else {}
         block_bytes = 2 * config.num_hidden_layers * block_size * heads * dim * model.dtype.itemsize
         self.num_blocks = num_blocks if num_blocks is not None else self._default_blocks(block_bytes, max_num_seqs)
-        blocks = self.num_blocks + 1  # the last is the null block, always zero
+        blocks = self.num_blocks + 1  # the last is the null block
         shape = (config.num_hidden_layers, 2, blocks, block_size, heads, dim)
         self._cache = torch.zeros(shape, dtype=model.dtype, device=self.device)
         self._caches = [tuple(layer) for layer in self._cache]
         self._sampler = Sampler(self.eos_token_ids, self.device)
+        if cuda_graphs and self.device.type != "cuda":
+            raise ValueError(f"cuda_graphs is True, but the model is on {self.device}; leave it out, or use a GPU")
+        wanted = self.device.type == "cuda" and not callable(attention) if cuda_graphs is None else cuda_graphs
+        self._graphs = DecodeGraphs(self._forward, self.device) if wanted else None
         self._started = time.perf_counter()
         self._try_one_token()
 
@@ -85,13 +96,15 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def execute(self, chunks: list[Chunk], pool: BlockPool) -> list[Sampled | None]:
-        meta = StepMeta.build(chunks, pool, self._caches, self.attention, self.device)
-        ids = [token for c in chunks for token in c.request.tokens(c.start, c.stop)]
-        ends = [i for i, c in enumerate(chunks) if c.yields_token]
-        last = torch.as_tensor(meta.query_start[1:][ends] - 1, device=self.device)  # logits for these rows alone
-        ids = torch.tensor([ids], device=self.device)
-        out = self.model(ids, position_ids=meta.positions[None], use_cache=False, logits_to_keep=last, cb_meta=meta)
-        logits = out.logits[0].float()
+        order = sorted(range(len(chunks)), key=lambda i: len(chunks[i]) > 1)  # decodes first
+        ordered = [chunks[i] for i in order]
+        if self._graphs and all(len(c) == 1 and c.yields_token for c in ordered):
+            rows, shape = pack_step(ordered, pool, pad=self._graphs.bucket(ordered, self.block_size))
+            logits = self._graphs(rows, shape)[: len(ordered)]
+        else:
+            rows, shape = pack_step(ordered, pool)
+            logits = self._forward(to_device(rows, self.device), shape)
+        ends = [i for i in order if chunks[i].yields_token]
         sampled: list[Sampled | None] = [None] * len(chunks)
         for i, token in zip(ends, self._sampler([chunks[i].request for i in ends], logits), strict=True):
             sampled[i] = token
@@ -99,6 +112,14 @@ class ModelExecutor:
         if broken:  # whatever is in their blocks must not reach the next owner
             self._cache[:, :, pool.forget(*broken)] = 0
         return sampled
+
+    def _forward(self, rows: torch.Tensor, shape: StepShape) -> torch.Tensor:
+        """Logits [ends, vocabulary] of a packed step, in float32."""
+        meta = StepMeta.unpack(rows, shape, self.block_size, self._caches, self.attention)
+        out = self.model(
+            meta.ids[None], position_ids=meta.positions[None], use_cache=False, logits_to_keep=meta.ends, cb_meta=meta
+        )
+        return out.logits[0].float()
 
     def now(self) -> float:
         return time.perf_counter() - self._started

@@ -1,6 +1,7 @@
 """Small models, fakes and oracles that the engine's tests share."""
 
 import contextlib
+import random
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -127,6 +128,11 @@ class Scripted(SimulatedExecutor):
 
 def executor_of(model, **options):
     return ModelExecutor(model, **{"num_blocks": 256, "block_size": 4, **options})
+
+
+def prompts_of(lengths, seed=0):
+    dice = random.Random(seed)
+    return [[dice.randrange(1, 90) for _ in range(n)] for n in lengths]
 
 
 def greedy(max_tokens, **options):

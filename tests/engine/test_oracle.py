@@ -14,6 +14,7 @@ from engine_support import (
     greedy,
     next_logits,
     plain,
+    prompts_of,
     reference,
     serve,
     tiny_model,
@@ -95,11 +96,6 @@ KINDS = {
     "gemma3_text": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},  # layers differ
 }
 LENGTHS = [1, 2, 3, 9, 16, 31, 64]
-
-
-def prompts_of(lengths, seed=0):
-    dice = random.Random(seed)
-    return [[dice.randrange(1, 90) for _ in range(n)] for n in lengths]
 
 
 @pytest.mark.parametrize("heads", GROUPS.values(), ids=GROUPS)

@@ -1,0 +1,77 @@
+"""Decode steps as CUDA graphs.
+
+A decode step is hundreds of small kernels, and the CPU needs longer to launch them than a GPU to run them. A CUDA graph
+records the launches once and repeats them with one call. Sizes and addresses are frozen then, so steps are padded to
+buckets, and the numbers that change (ids, places, block tables) are copied into the memory that the graph reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from cbref.attention import StepShape
+from cbref.request import Chunk
+
+
+def to_device(row: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy that the host does not wait for: only pinned memory can be copied while the program goes on."""
+    tensor = torch.from_numpy(row)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class DecodeGraphs:
+    """One graph for each bucket, captured at its first step, for the life of the executor.
+
+    forward  (numbers on the device, shape) -> logits
+    capture  function -> (replay, output); ``capture_cuda``, unless a test stands in for the GPU
+    """
+
+    def __init__(self, forward: Callable, device: torch.device, capture: Callable | None = None):
+        self._forward, self._device = forward, device
+        self._capture = capture or CudaCapture()
+        self._captured: dict[tuple[int, int], tuple[torch.Tensor, Callable, torch.Tensor]] = {}
+
+    @staticmethod
+    def bucket(chunks: list[Chunk], block_size: int) -> tuple[int, int]:
+        """Requests and blocks of the longest context, rounded up: to 1, 2, 4, then multiples of 8; to powers of two."""
+        n, blocks = len(chunks), -(-max(c.stop for c in chunks) // block_size)
+        requests = _power_of_two(n) if n <= 8 else -(-n // 8) * 8
+        return requests, _power_of_two(blocks)
+
+    def __call__(self, row: np.ndarray, shape: StepShape) -> torch.Tensor:
+        """Logits [requests of the bucket, vocabulary]; overwritten by the next call."""
+        key = (shape.chunks, shape.width)
+        numbers = to_device(row, self._device)
+        if key not in self._captured:
+            static = numbers.clone()
+            self._captured[key] = (static, *self._capture(lambda: self._forward(static, shape)))
+        static, replay, logits = self._captured[key]
+        static.copy_(numbers)
+        replay()
+        return logits
+
+
+class CudaCapture:
+    """Records what a function launches. The graphs share one pool of memory, since only one runs at a time."""
+
+    def __init__(self):
+        self._pool = None
+
+    def __call__(self, function: Callable) -> tuple[Callable, torch.Tensor]:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # the first run compiles kernels and sets up libraries, which a graph cannot hold
+            function()
+        torch.cuda.current_stream().wait_stream(side)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = function()
+        return graph.replay, output
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,90 @@
+"""Every kernel in every configuration, compiled for GPUs that are not here: what the machine code needs."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import triton
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools/kernel_report.py"
+SHARED = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # bytes of a block, CUDA programming guide
+ATTENTION = ("decode", "prefill", "mixed")
+
+
+@pytest.fixture(scope="module")
+def rows(request):
+    """One row for each launch. Compiling takes minutes, so it is kept as long as neither kernels nor Triton change."""
+    code = b"".join(path.read_bytes() for path in sorted([*(ROOT / "kernels").glob("*.py"), TOOL]))
+    key = f"kernels/{triton.__version__}-{hashlib.sha256(code).hexdigest()}"
+    found = request.config.cache.get(key, None)
+    if found is None:
+        out = request.config.cache.mkdir("kernels") / "report.json"
+        run = subprocess.run(
+            [sys.executable, TOOL, "--json", out],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"TQDM_DISABLE": "1"},
+        )
+        assert run.returncode == 0, run.stderr[-3000:]
+        found = json.loads(out.read_text())
+        request.config.cache.set(key, found)
+    return found
+
+
+def complaints(rows, wrong):
+    return [f"{r['case']} on sm_{r['target']}: {r}" for r in rows if wrong(r)]
+
+
+def test_every_kernel_is_there_for_every_target(rows):
+    """Each file of kernels/, each head dimension, each type: on all GPUs that have the type."""
+    seen = defaultdict(set)
+    for row in rows:
+        name, _, dtype = row["case"].split()
+        seen[name.split("/")[0].split("+")[0], dtype].add((row["target"], row["case"]))
+    files = {p.stem.removesuffix("_attention") for p in (ROOT / "kernels").glob("*.py")} - {"common"}
+    assert {name for name, _ in seen} == files
+    for (_, dtype), found in seen.items():
+        assert {t for t, _ in found} == ({80, 89, 90} if dtype == "bf16" else {75, 80, 89, 90})
+    dims = {row["case"].split()[1] for row in rows if row["case"].startswith("decode")}
+    assert dims == {"64", "80", "96", "128", "256"}
+
+
+def test_shared_memory_fits(rows):
+    assert complaints(rows, lambda r: r["shared_bytes"] > SHARED[r["target"]]) == []
+
+
+def test_no_register_is_spilled(rows):
+    assert complaints(rows, lambda r: r["spilled_bytes"] > 0) == []
+
+
+def test_registers_leave_room_for_all_warps(rows):
+    """65,536 registers a multiprocessor: a launch that needs more fails on the GPU, not here."""
+    assert complaints(rows, lambda r: r["registers"] * r["warps"] * 32 > 65536) == []
+
+
+def test_attention_multiplies_on_tensor_cores_from_ampere_on(rows):
+    attention = [r for r in rows if r["case"].startswith(ATTENTION) and "join" not in r["kernel"]]
+    # In fp32 of 256 dimensions prefill multiplies without them: their three-part products find no registers.
+    attention = [r for r in attention if r["case"] != "prefill 256 fp32" or r["target"] == 75]
+    assert complaints(attention, lambda r: r["target"] >= 80 and r["matrix"] == "none") == []
+    assert {r["matrix"] for r in attention if r["target"] == 75} == {"none"}, "the T4's fallback is needed no more"
+
+
+def test_prefill_uses_warp_group_instructions_on_hopper(rows):
+    prefill = [r for r in rows if r["case"].startswith("prefill") and r["target"] == 90 and "fp32" not in r["case"]]
+    assert len(prefill) == 10 and complaints(prefill, lambda r: r["matrix"] != "wgmma") == []
+
+
+def test_keys_and_values_are_loaded_128_bits_at_a_time(rows):
+    """Narrow are only the loads of tables and lengths: a dozen, or half as many as wide ones. The smallest tile of keys, 16 x 64 in fp16 for 128
+    threads, would be four loads of 32 bits a thread, for keys, values and queries, in each of two loops."""
+    attention = [r for r in rows if r["case"].startswith(ATTENTION) and "join" not in r["kernel"]]
+    assert (
+        complaints(attention, lambda r: r["wide_loads"] < 3 or r["narrow_loads"] > max(13, r["wide_loads"] / 2)) == []
+    )
