@@ -118,7 +118,7 @@ def launch_configuration(dim: int, dtype: torch.dtype, compute: tuple[int, int])
     if compute < (8, 0):  # no tensor cores for Triton here: correct, but slow
         m, n, warps, stages = 16, 16, 4 if padded == 64 else 8, 1
     elif dtype == torch.float32 and padded == 256:
-        m, n, warps, stages = 16, 32, 8, 1
+        m, n, warps, stages = 16, 16, 4, 1
     elif dtype == torch.float32:
         # Tensor cores: three products of TensorFloat-32 parts, which is nearly exact. The parts need registers, hence
         # the small tiles; those of 256 dimensions find no room.

@@ -82,8 +82,7 @@ def test_prefill_uses_warp_group_instructions_on_hopper(rows):
 
 
 def test_keys_and_values_are_loaded_128_bits_at_a_time(rows):
-    """Narrow are only the loads of tables and lengths: a dozen, or half as many as wide ones. The smallest tile of keys, 16 x 64 in fp16 for 128
-    threads, would be four loads of 32 bits a thread, for keys, values and queries, in each of two loops."""
+    """Narrow are only the loads of tables and lengths: a dozen, or half as many as wide ones."""
     attention = [r for r in rows if r["case"].startswith(ATTENTION) and "join" not in r["kernel"]]
     assert (
         complaints(attention, lambda r: r["wide_loads"] < 3 or r["narrow_loads"] > max(13, r["wide_loads"] / 2)) == []
