@@ -31,7 +31,7 @@ class StepShape:
     tokens: int  # T
     chunks: int  # B
     decodes: int  # chunks of one token; they come first, so that they are the packed rows 0 : decodes
-    ends: int  # chunks that yield a token
+    ends: int  # E, rows whose logits are wanted
     width: int  # N, blocks of the longest context
     decode_width: int  # the same, of the decodes alone
     longest: int  # tokens of the longest chunk
@@ -47,7 +47,7 @@ class StepMeta:
 
     ids, positions [T]      of each token, chunk after chunk
     places         [T]      where each token's key and value go
-    ends           [E]      rows whose logits are wanted
+    ends           [E]      rows whose logits are wanted: the last of each chunk that yields a token, and its draft's
     query_start    [B + 1]  chunk i owns the packed rows query_start[i] : query_start[i + 1]
     context_len    [B]      tokens of the request up to the end of its chunk
     block_table    [B, N]   blocks of each request, padded with the null block
@@ -108,9 +108,9 @@ def pack_step(chunks: list[Chunk], pool: BlockPool, pad: tuple[int, int] | None 
     """
     size, null = pool.block_size, pool.num_blocks
     start = np.array([c.start for c in chunks])
-    context = np.array([c.stop for c in chunks])
-    ids = [token for c in chunks for token in c.request.tokens(c.start, c.stop)]
-    positions = np.concatenate([np.arange(c.start, c.stop) for c in chunks])
+    context = np.array([c.end for c in chunks])
+    ids = [token for c in chunks for token in (*c.request.tokens(c.start, c.stop), *c.draft)]
+    positions = np.concatenate([np.arange(c.start, c.end) for c in chunks])
     decodes = int((context - start == 1).sum())
     widths = -(-context // size)
     rows, width = (len(chunks), int(widths.max())) if pad is None else pad
@@ -126,8 +126,9 @@ def pack_step(chunks: list[Chunk], pool: BlockPool, pad: tuple[int, int] | None 
     places = table[owner, positions // size] * size + positions % size
     query_start = np.concatenate([[0], np.cumsum(context - start)])
     ends = query_start[1:] - 1
-    if pad is None:
-        ends = ends[[c.yields_token for c in chunks]]
+    if pad is None:  # a guess and the token before it each ask for the token behind them
+        asking = [np.arange(-len(c.draft), 1) + end for c, end in zip(chunks, ends, strict=True) if c.yields_token]
+        ends = np.concatenate([np.empty(0, int), *asking])
     long_chunks = zip(query_start[decodes:], query_start[decodes + 1 :], context[decodes:], strict=False)
     shape = StepShape(
         len(ids),

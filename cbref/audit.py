@@ -33,7 +33,7 @@ def check_plan(chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
     total, seen, name = 0, set(), type(scheduler).__name__
     for chunk in chunks:
         request, start, stop = chunk.request, chunk.start, chunk.stop
-        total += stop - start
+        total += len(chunk)
         if request.id in seen:
             raise RuntimeError(f"{name} planned request {request.id!r} twice in one step; make it one chunk")
         seen.add(request.id)
@@ -46,9 +46,9 @@ def check_plan(chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
                 f"{name} planned tokens {start}:{stop} of {request!r}; a chunk begins where computation stands "
                 f"({request.num_computed}) and ends at {request.num_tokens} at the latest"
             )
-        if stop > scheduler.pool.room(request.id):
+        if chunk.end > scheduler.pool.room(request.id):
             raise RuntimeError(
-                f"{name} planned tokens up to {stop} of {request!r}, which has blocks for "
+                f"{name} planned tokens up to {chunk.end} of {request!r}, which has blocks for "
                 f"{scheduler.pool.room(request.id)}; grow its table with pool.grow first"
             )
     if total > scheduler.max_num_batched_tokens:

@@ -22,7 +22,7 @@ from cbref.hardware import Hardware, ModelShape
 from cbref.intake import Prompt, check_room, encode, pair
 from cbref.kv_cache import BlockPool
 from cbref.metrics import SLO, RequestMetrics, StepRecord, Totals, summarize
-from cbref.output import complete, take
+from cbref.output import advance, complete
 from cbref.request import Chunk, Completion, Request, Sampled, SamplingParams, Status, TokenEvent
 from cbref.schedulers import Scheduler, make_scheduler
 
@@ -232,10 +232,10 @@ class Engine:
         if self._record:
             self.steps.append(StepRecord.of(self.totals.steps, begin, now, chunks, self.scheduler))
         self.totals.add(begin, now, chunks, self.scheduler)
-        events = [self._update(chunk, token, now) for chunk, token in zip(chunks, sampled, strict=True)]  # update
+        events = [e for chunk, token in zip(chunks, sampled, strict=True) for e in self._update(chunk, token, now)]
         for request in self.scheduler.retire(now):  # retire
             self._close(request)
-        return [event for event in events if event]
+        return events
 
     def audit(self) -> None:
         """Raise ``AssertionError`` unless every block is accounted for and every request is in exactly one place."""
@@ -252,8 +252,6 @@ class Engine:
     def forget_steps(self) -> None:
         """Begin a new measurement: what was recorded so far, a warm-up for instance, counts no more."""
         self.steps, self.totals = [], Totals()
-
-    # ---- parts of the above
 
     def _serve(self, requests: list[Request]) -> Iterator[TokenEvent]:
         mine = {r.id for r in requests}
@@ -283,14 +281,16 @@ class Engine:
         while self._pending and self._pending[0][0] <= self.executor.now():
             self.scheduler.add(heapq.heappop(self._pending)[2])
 
-    def _update(self, chunk: Chunk, sampled: Sampled | None, now: float) -> TokenEvent | None:
+    def _update(self, chunk: Chunk, sampled: Sampled | None, now: float) -> list[TokenEvent]:
         request = chunk.request
         if request.status is Status.FINISHED:  # aborted while it was being computed: the late token is dropped
-            return None
-        request.num_computed = chunk.stop
-        if sampled is None or not sampled.error:
+            return []
+        events = advance(chunk, sampled, self._texts.get(request.id), self.executor.eos_token_ids, now)
+        self.totals.drafted += len(chunk.draft)
+        self.totals.accepted += len(events) - 1 if chunk.draft and events else 0
+        if request.finish_reason != "error":
             self.scheduler.computed(request)
-        return sampled and take(request, sampled, self._texts.get(request.id), self.executor.eos_token_ids, now)
+        return events
 
     def _close(self, request: Request) -> None:
         del self._live[request.id]

@@ -50,7 +50,7 @@ class StepRecord:
     def of(cls, index: int, begin: float, end: float, chunks: Sequence[Chunk], scheduler: Scheduler) -> StepRecord:
         """Taken after the chunks were computed and before the requests take notice of it."""
         shares = tuple(
-            Share(c.request.id, c.request.slot, c.start, c.stop, c.request.status is Status.PREFILL) for c in chunks
+            Share(c.request.id, c.request.slot, c.start, c.end, c.request.status is Status.PREFILL) for c in chunks
         )
         reserved, live = kv_tokens(chunks, scheduler)
         return cls(index, begin, end, shares, len(scheduler.running), len(scheduler.waiting), reserved, live)
@@ -73,13 +73,15 @@ class Totals:
     slot_iterations: int = 0  # useful ones: a request was computed for
     kv_reserved: int = 0
     kv_live: int = 0
+    drafted: int = 0  # tokens guessed by speculation
+    accepted: int = 0  # of these, kept
 
     def add(self, begin: float, end: float, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
         if self.begin is None:
             self.begin = begin
         self.end = end
         self.steps += 1
-        self.computed_tokens += sum([c.stop - c.start for c in chunks])
+        self.computed_tokens += sum([len(c) for c in chunks])
         self.slot_iterations += len(chunks)
         reserved, live = kv_tokens(chunks, scheduler)
         self.kv_reserved += reserved
@@ -171,6 +173,7 @@ def summarize(metrics: Iterable[RequestMetrics], totals: Totals, max_num_seqs: i
         "wasted_slot_iterations": slots - totals.slot_iterations,
         "occupancy": totals.slot_iterations / slots if slots else None,
         "kv_utilisation": totals.kv_live / totals.kv_reserved if totals.kv_reserved else None,
+        "acceptance": totals.accepted / totals.drafted if totals.drafted else None,
         "preemptions": sum(m.preemptions for m in metrics),
         "queueing_delay": percentiles(m.queueing_delay for m in metrics if m.admitted is not None),
         "ttft": percentiles(m.ttft for m in metrics if m.token_times),

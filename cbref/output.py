@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from cbref.metrics import RequestMetrics
-from cbref.request import Completion, Request, Sampled, Status, TokenEvent
+from cbref.request import Chunk, Completion, Request, Sampled, Status, TokenEvent
+
+
+def advance(
+    chunk: Chunk, sampled: Sampled | None, stream, eos_token_ids: frozenset[int], now: float
+) -> list[TokenEvent]:
+    """A chunk is computed: note how far, and take its token and those that came with guesses, until one is the last."""
+    request, events = chunk.request, []
+    request.num_computed = chunk.stop
+    for token in (sampled, *sampled.following) if sampled and not request.done else ():
+        event = take(request, token, stream, eos_token_ids, now)
+        events += [event] if event else []
+        if request.done:
+            break
+        request.num_computed = request.num_tokens - 1  # a guess that was kept is computed already
+    return events
 
 
 def take(request: Request, sampled: Sampled, stream, eos_token_ids: frozenset[int], now: float) -> TokenEvent | None:

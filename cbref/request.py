@@ -195,14 +195,23 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens ``start:stop`` of one request, to be computed in one step. It yields a token when it reaches the end."""
+    """Tokens ``start:stop`` of one request, to be computed in one step. It yields a token when it reaches the end.
+
+    ``draft``: guessed tokens behind the end, which ride along to be checked (speculative decoding).
+    """
 
     request: Request
     start: int
     stop: int
+    draft: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return self.stop - self.start + len(self.draft)
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token that is computed, guesses included."""
+        return self.stop + len(self.draft)
 
     @property
     def yields_token(self) -> bool:
@@ -225,6 +234,7 @@ class Sampled:
     token_id: int
     logprob: TokenLogprob | None = None
     error: str | None = None  # the request cannot go on; its neighbours can
+    following: tuple[Sampled, ...] = ()  # what the kept guesses of a draft brought besides
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from cbref.executors.graphs import DecodeGraphs, to_device
 from cbref.kv_cache import BlockPool
 from cbref.request import Chunk, Request, Sampled, SamplingParams
 from cbref.sampling import Sampler
+from cbref.speculation import verify
 from cbref.triton_attention import choose
 from cbref.triton_modules import replace_modules
 
@@ -105,10 +106,12 @@ class ModelExecutor:
             rows, shape = pack_step(ordered, pool)
             logits = self._forward(to_device(rows, self.device), shape)
         ends = [i for i in order if chunks[i].yields_token]
+        asking = [chunks[i].request for i in ends for _ in (0, *chunks[i].draft)]
+        answers = iter(self._sampler(asking, logits))
         sampled: list[Sampled | None] = [None] * len(chunks)
-        for i, token in zip(ends, self._sampler([chunks[i].request for i in ends], logits), strict=True):
-            sampled[i] = token
-        broken = [chunks[i].request.id for i in ends if sampled[i].error]
+        for i in ends:
+            sampled[i] = verify(chunks[i].draft, [next(answers) for _ in (0, *chunks[i].draft)])
+        broken = [chunks[i].request.id for i in ends if any(s.error for s in (sampled[i], *sampled[i].following))]
         if broken:  # whatever is in their blocks must not reach the next owner
             self._cache[:, :, pool.forget(*broken)] = 0
         return sampled

@@ -43,9 +43,9 @@ class RooflineExecutor(SimulatedExecutor):
         tokens = rows = decodes = decode_context = prefill_context = pairs = 0
         seconds = 0.0
         for chunk in chunks:
-            start, stop = chunk.start, chunk.stop
+            start, stop = chunk.start, chunk.end
             tokens += stop - start
-            rows += chunk.yields_token
+            rows += chunk.yields_token and 1 + stop - chunk.stop
             if stop - start == 1:
                 decodes += 1
                 decode_context += stop

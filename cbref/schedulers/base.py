@@ -15,9 +15,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from cbref.kv_cache import BlockPool
 from cbref.request import Chunk, Request, Status
+from cbref.speculation import NgramDrafter, can_speculate
 
 # The queue's order, as what is sorted by; who came first goes first among equals.
 ORDERS: dict[str, Callable[[Scheduler, Request], float] | None] = {
@@ -40,6 +42,7 @@ class Scheduler:
     order                   of the queue: one of ``ORDERS``
     admission               one of ``ADMISSIONS``
     prefix_caching          find full blocks again by content
+    drafter                 guesses tokens that ride along with decodes, such as ``cbref.speculation.NgramDrafter()``
     """
 
     hold_batch = False  # True: nobody joins a batch that has begun, nobody leaves before all are done
@@ -54,6 +57,7 @@ class Scheduler:
         order: str = "fcfs",
         admission: str = "reserve",
         prefix_caching: bool = False,
+        drafter: NgramDrafter | None = None,
     ):
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         for name, value in {**limits, "chunk_size": chunk_size}.items():
@@ -76,6 +80,7 @@ class Scheduler:
         self.max_num_batched_tokens = math.inf if max_num_batched_tokens is None else max_num_batched_tokens
         self.chunk_size = math.inf if chunk_size is None else chunk_size
         self.order, self.admission, self.prefix_caching = order, admission, prefix_caching
+        self.drafter = drafter
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order of admission
         self.num_preemptions = 0
@@ -182,6 +187,19 @@ class Scheduler:
                 break
             chunks.append(Chunk(request, request.num_computed, request.num_computed + int(length)))
             budget -= length
+        return self.speculate(chunks, budget) if self.drafter else chunks
+
+    def speculate(self, chunks: list[Chunk], budget: float) -> list[Chunk]:
+        """Spend what is left of the budget on guesses for decodes, as far as their blocks reach or can be had."""
+        for i, chunk in enumerate(chunks):
+            request = chunk.request
+            if request.status is Status.DECODE and len(chunk) == 1 and can_speculate(request):
+                room = min(budget, request.max_len - request.num_tokens, self.drafter.length)
+                draft = self.drafter.propose(request, int(room))
+                if draft and self.pool.fits(request.id, chunk.stop + len(draft)):
+                    self.pool.grow(request.id, chunk.stop + len(draft))
+                    chunks[i] = replace(chunk, draft=draft)
+                    budget -= len(draft)
         return chunks
 
     def line_up(self) -> list[Request]:
