@@ -235,6 +235,22 @@ def test_the_sizes_of_buckets():
     assert widths == [1, 1, 2, 4, 8, 64]
 
 
+def test_a_model_that_cannot_be_captured_is_served_without_graphs(llama):
+    def broken(function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    executor = executor_of(llama)
+    executor._graphs = DecodeGraphs(executor._forward, executor.device, capture=broken)
+    with pytest.warns(UserWarning, match="without CUDA graphs: operation not permitted"):
+        executor._try_one_token()
+    done = serve(executor, prompts_of([5]), greedy(4))
+    assert done[0].token_ids == reference(llama, prompts_of([5])[0], 4)[0]
+    executor._graphs = DecodeGraphs(executor._forward, executor.device, capture=broken)
+    executor._graphs_asked_for = True
+    with pytest.raises(ValueError, match="stream is capturing"):
+        executor._try_one_token()
+
+
 def test_graphs_without_a_gpu_are_refused(llama):
     with pytest.raises(ValueError, match=r"cuda_graphs is True, but the model is on cpu"):
         executor_of(llama, cuda_graphs=True)
