@@ -58,6 +58,16 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
 
+    @property
+    def idle(self) -> list[int]:
+        """Blocks that nobody holds and whose content can be found again; the first is the next to be given up."""
+        return list(self._idle)
+
+    @property
+    def published(self) -> dict[int, int]:
+        """Blocks that can be found by content, with their nodes: same node, same content from the beginning on."""
+        return {block: node for block, (_, node) in self._labels.items()}
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

@@ -2,8 +2,15 @@
 
 from importlib import import_module
 
-_HOME = {"BatchingWidget": "batching"}
-__all__ = ["BatchingWidget"]
+_HOME = {  # class: module
+    "BatchingWidget": "batching",
+    "Blocks": "blocks",
+    "Quiz": "quiz",
+    "Race": "race",
+    "Roofline": "roofline",
+    "Stall": "stall",
+}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str):
