@@ -15,15 +15,32 @@ document.querySelectorAll(".math").forEach((formula) => {
   }
 });
 
-// A formula that has to scroll must be reachable by keyboard, and one that need not should be no stop on the way.
-function setTabStop(formula) {
-  if (formula.scrollWidth > formula.clientWidth) formula.tabIndex = 0;
-  else formula.removeAttribute("tabindex");
+// A formula or table that has to scroll must be reachable by keyboard, and one that need not should be no stop on the way.
+function setTabStop(part) {
+  if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+  else part.removeAttribute("tabindex");
 }
-const displayed = document.querySelectorAll("div.math");
+const displayed = document.querySelectorAll("div.math, .pst-scrollable-table-container");
 const resized = new ResizeObserver((entries) => entries.forEach(({ target }) => setTabStop(target)));
-displayed.forEach((formula) => resized.observe(formula));
+displayed.forEach((part) => resized.observe(part));
 document.fonts.addEventListener("loadingdone", () => displayed.forEach(setTabStop));
 
 // On a disk, search cannot read the pages that it would quote from: show the titles alone.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
+// On paper nothing can be unfolded or clicked: open what is folded, and fold it again afterwards; print addresses of links.
+addEventListener("beforeprint", () => {
+  document.querySelectorAll(".bd-article a[href^=https]").forEach((link) => {
+    if (!/^(https|doi):/.test(link.textContent)) link.dataset.address = link.href;
+  });
+  document.querySelectorAll("details:not([open])").forEach((part) => {
+    part.open = true;
+    part.dataset.openedForPrint = "";
+  });
+});
+addEventListener("afterprint", () => {
+  document.querySelectorAll("[data-opened-for-print]").forEach((part) => {
+    part.open = false;
+    delete part.dataset.openedForPrint;
+  });
+});

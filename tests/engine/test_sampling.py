@@ -163,7 +163,7 @@ def occurrence(presence, frequency):
         ({"frequency_penalty": 1.3}, occurrence(0, 1.3)),
         ({"frequency_penalty": -0.6, "presence_penalty": 1.5}, occurrence(1.5, -0.6)),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "by_hand",
 )
 def test_penalties(tiny, executor, params, adjust):
     prompts = [[30, 12, 30, 12, 30, 12], [4], PROMPT]
