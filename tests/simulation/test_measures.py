@@ -106,7 +106,7 @@ def figures():
 def test_every_word_of_a_figure_can_be_translated(monkeypatch):
     """With every text in the catalogue replaced, no English is left in any figure."""
     texts = load("plots")
-    monkeypatch.setattr(plots, "load", lambda group: {key: f"§{key}§" for key in texts})
+    monkeypatch.setattr(plots.serving, "load", lambda group: {key: f"§{key}§" for key in texts})
     for figure in figures():
         figure.canvas.draw()
         for text in figure.findobj(matplotlib.text.Text):
