@@ -12,7 +12,7 @@ that wait: they leave it when the prompt is done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cbref.engine import Engine
@@ -78,8 +78,9 @@ def serve_disaggregated(
     prefills = [Engine.simulated("sarathi", **budget, **options) for _ in range(prefill_gpus)]
     first = _round_robin(replace(work, params=one), prefills)
 
-    ready = send(first, prefill_gpus, find_model(model).kv_bytes_per_token / link)
-    order = sorted((i for i in range(len(work)) if work.params[i].max_tokens > 1), key=lambda i: ready[i])
+    unfinished = {i: request for i, request in enumerate(first) if work.params[i].max_tokens > 1}
+    ready = send(unfinished, prefill_gpus, find_model(model).kv_bytes_per_token / link)
+    order = sorted(ready, key=lambda i: (ready[i], i))
     if not order:
         return [RequestMetrics.of(request) for request in first]
     handed_over = Workload(
@@ -93,10 +94,10 @@ def serve_disaggregated(
     return [_joined(request, rest.get(i)) for i, request in enumerate(first)]
 
 
-def send(requests: Sequence[Request], senders: int, seconds_per_token: float) -> list[float]:
-    """When each request's keys and values have arrived; the senders take turns."""
-    ready, free = [0.0] * len(requests), [0.0] * senders
-    for i in sorted(range(len(requests)), key=lambda i: requests[i].finished):
+def send(requests: Mapping[int, Request], senders: int, seconds_per_token: float) -> dict[int, float]:
+    """When each request's keys and values have arrived; sender ``i`` modulo their number has those of request ``i``."""
+    ready, free = {}, [0.0] * senders
+    for i in sorted(requests, key=lambda i: requests[i].finished):
         begin = max(requests[i].finished, free[i % senders])
         ready[i] = free[i % senders] = begin + seconds_per_token * len(requests[i].prompt)
     return ready

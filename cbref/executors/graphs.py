@@ -7,6 +7,7 @@ buckets, and the numbers that change (ids, places, block tables) are copied into
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -26,13 +27,14 @@ class DecodeGraphs:
     """One graph for each bucket, captured at its first step, for the life of the executor.
 
     forward  (numbers on the device, shape) -> logits
-    capture  function -> (replay, output); ``capture_cuda``, unless a test stands in for the GPU
+    strict   raise when a step cannot be captured; else it runs without a graph, and a warning says so
+    capture  function -> (replay, output); ``CudaCapture``, unless a test stands in for the GPU
     """
 
-    def __init__(self, forward: Callable, device: torch.device, capture: Callable | None = None):
-        self._forward, self._device = forward, device
+    def __init__(self, forward: Callable, device: torch.device, strict: bool = False, capture: Callable | None = None):
+        self._forward, self._device, self._strict = forward, device, strict
         self._capture = capture or CudaCapture()
-        self._captured: dict[tuple[int, int], tuple[torch.Tensor, Callable, torch.Tensor]] = {}
+        self._captured: dict[tuple[int, int], tuple[torch.Tensor, Callable, torch.Tensor] | None] = {}
 
     @staticmethod
     def bucket(chunks: list[Chunk], block_size: int) -> tuple[int, int]:
@@ -47,7 +49,15 @@ class DecodeGraphs:
         numbers = to_device(row, self._device)
         if key not in self._captured:
             static = numbers.clone()
-            self._captured[key] = (static, *self._capture(lambda: self._forward(static, shape)))
+            try:
+                self._captured[key] = (static, *self._capture(lambda: self._forward(static, shape)))
+            except RuntimeError as error:  # out of memory, or an operation that a graph cannot hold
+                if self._strict:
+                    raise
+                warnings.warn(f"{shape.chunks} decodes run without a CUDA graph: {error}", stacklevel=2)
+                self._captured[key] = None
+        if self._captured[key] is None:
+            return self._forward(numbers, shape)
         static, replay, logits = self._captured[key]
         static.copy_(numbers)
         replay()

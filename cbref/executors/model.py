@@ -7,7 +7,6 @@ single tokens and does not mind; attention reads the metadata and keeps the requ
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -78,8 +77,7 @@ class ModelExecutor:
         if cuda_graphs and self.device.type != "cuda":
             raise ValueError(f"cuda_graphs is True, but the model is on {self.device}; leave it out, or use a GPU")
         wanted = self.device.type == "cuda" and not callable(attention) if cuda_graphs is None else cuda_graphs
-        self._graphs = DecodeGraphs(self._forward, self.device) if wanted else None
-        self._graphs_asked_for = cuda_graphs is True
+        self._graphs = DecodeGraphs(self._forward, self.device, strict=cuda_graphs is True) if wanted else None
         self._started = time.perf_counter()
         self._try_one_token()
 
@@ -90,10 +88,6 @@ class ModelExecutor:
         try:
             self.execute([Chunk(request, 0, 1)], pool)
         except Exception as error:
-            if self._graphs and not self._graphs_asked_for:
-                warnings.warn(f"decodes will run without CUDA graphs: {error}", stacklevel=2)
-                self._graphs = None
-                return self._try_one_token()
             raise ValueError(f"cbref cannot serve a {type(self.model).__name__}: {error}") from error
 
     def _default_blocks(self, block_bytes: int, max_num_seqs: int) -> int:

@@ -107,8 +107,12 @@ def kv_memory(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
     return fig
 
 
-def token_times(runs: Mapping[str, Sequence[Completion]]) -> Figure:
-    """When each request waited, got its tokens, and was sent back: one row a request, one panel a run. Seconds."""
+def token_times(runs: Mapping[str, Sequence[Completion]], *, clock: str = "seconds") -> Figure:
+    """When each request waited, got its tokens, and was sent back: one row a request, one panel a run.
+
+    clock  what the engine's clock counted: "seconds", or "step" where every step took one unit
+    Up to eight requests are A, B, C, … in the order given; more have numbers, from 0.
+    """
     words = load("plots")
     tallest = max(len(completions) for completions in runs.values())
     fig, panels = plt.subplots(
@@ -145,10 +149,13 @@ def token_times(runs: Mapping[str, Sequence[Completion]]) -> Figure:
                 label=words["token"] if row == 0 else None,
             )
         axes.set_title(words.get(f"run_{title}", title), loc="left", fontsize=10)
-        axes.set_xlabel(words["seconds"])
+        axes.set_xlabel(words["seconds" if clock == "seconds" else "step"])
         axes.set_xlim(left=0)
         axes.set_ylim(tallest - 0.4, -0.6)
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        if tallest <= 8:
+            axes.set_yticks(range(tallest), [chr(65 + row) for row in range(tallest)])
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel(words["requests_axis"])
     fig.legend(

@@ -190,16 +190,17 @@ class Scheduler:
         return self.speculate(chunks, budget) if self.drafter else chunks
 
     def speculate(self, chunks: list[Chunk], budget: float) -> list[Chunk]:
-        """Spend what is left of the budget on guesses for decodes, as far as their blocks reach or can be had."""
+        """Spend what is left of the budget on guesses for decodes, as far as their blocks reach.
+
+        A guess takes no block: one that proves wrong would have cost a neighbour its memory, or a prefix its content.
+        """
         for i, chunk in enumerate(chunks):
             request = chunk.request
             if request.status is Status.DECODE and len(chunk) == 1 and can_speculate(request):
-                room = min(budget, request.max_len - request.num_tokens, self.drafter.length)
-                draft = self.drafter.propose(request, int(room))
-                if draft and self.pool.fits(request.id, chunk.stop + len(draft)):
-                    self.pool.grow(request.id, chunk.stop + len(draft))
-                    chunks[i] = replace(chunk, draft=draft)
-                    budget -= len(draft)
+                room = min(self.pool.room(request.id), request.max_len) - chunk.stop
+                draft = self.drafter.propose(request, int(min(budget, room)))
+                chunks[i] = replace(chunk, draft=draft)
+                budget -= len(draft)
         return chunks
 
     def line_up(self) -> list[Request]:

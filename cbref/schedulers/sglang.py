@@ -6,6 +6,8 @@ from cbref.schedulers.base import Scheduler
 class SglangScheduler(Scheduler):
     """Prefix caching, longest-prefix-match order, prompts cut at the budget, and prefill has the right of way.
 
+    The order is that of the paper (Zheng et al., 2024); SGLang's server takes requests first come, first served today.
+
     mixed_chunk  let decodes ride along with the chunks; off by default, so that prompts still stall decodes
     """
 

@@ -43,7 +43,8 @@ def test_right_and_wrong_guesses_leave_the_output_as_it_is(tiny, policy, right):
     assert [c.token_ids for c in done] == list(answers.values())
     assert engine.totals.drafted > 0
     kept = engine.totals.accepted / engine.totals.drafted
-    assert (kept == 0) if right == 0 else (kept == 1) if right == 4 else (0 < kept < 1)
+    # The end of a block may cut a guess before it goes wrong.
+    assert (kept == 0) if right == 0 else (kept == 1) if right == 4 else (0 < kept <= (1 if right == 3 else 0.9))
     assert_at_rest(engine)
 
 
@@ -63,6 +64,23 @@ def test_the_draft_is_found_in_the_text_of_the_real_model(smollm_executor):
     assert engine.generate([prompt], greedy(24), progress=False)[0].token_ids == expected
     assert engine.num_steps < plain.num_steps == 24
     assert engine.summary([])["acceptance"] > 0.3
+
+
+def test_useless_guesses_cost_nobody_memory(tiny):
+    """Wrong guesses, a pool that is too small for all: as many steps and preemptions as without guesses."""
+    prompts = prompts_of([6, 6, 6])
+    answers = answers_of(tiny, prompts, 9)
+
+    def run(drafter):
+        engine = Engine(
+            executor_of(tiny, num_blocks=9), "orca", max_num_seqs=3, admission="optimistic", drafter=drafter
+        )
+        done = engine.generate(prompts, greedy(9), progress=False)
+        assert [c.token_ids for c in done] == list(answers.values())
+        return engine.num_steps, sum(c.metrics.preemptions for c in done), engine.totals.drafted
+
+    plain, useless = run(None), run(Oracle(answers, 0))
+    assert useless[:2] == plain[:2] and plain[1] > 0 and useless[2] > 0
 
 
 @pytest.mark.parametrize("admission", ["reserve", "optimistic"])

@@ -236,12 +236,10 @@ def test_a_model_that_cannot_be_captured_is_served_without_graphs(llama):
 
     executor = executor_of(llama)
     executor._graphs = DecodeGraphs(executor._forward, executor.device, capture=broken)
-    with pytest.warns(UserWarning, match="without CUDA graphs: operation not permitted"):
-        executor._try_one_token()
-    done = serve(executor, prompts_of([5]), greedy(4))
+    with pytest.warns(UserWarning, match="1 decodes run without a CUDA graph: operation not permitted"):
+        done = serve(executor, prompts_of([5]), greedy(4))
     assert done[0].token_ids == reference(llama, prompts_of([5])[0], 4)[0]
-    executor._graphs = DecodeGraphs(executor._forward, executor.device, capture=broken)
-    executor._graphs_asked_for = True
+    executor._graphs = DecodeGraphs(executor._forward, executor.device, strict=True, capture=broken)
     with pytest.raises(ValueError, match="stream is capturing"):
         executor._try_one_token()
 

@@ -40,8 +40,18 @@ def test_each_sender_sends_one_after_the_other():
         return Request("r", range(prompt), SamplingParams(), finished=at)
 
     requests = [done(10, 5.0), done(10, 5.0), done(4, 6.0), done(10, 99.0)]
-    assert send(requests, 2, 1.0) == [15.0, 15.0, 19.0, 109.0]
-    assert send(requests, 4, 1.0) == [15.0, 15.0, 10.0, 109.0]
+    requests = dict(enumerate(requests))
+    assert send(requests, 2, 1.0) == {0: 15.0, 1: 15.0, 2: 19.0, 3: 109.0}
+    assert send(requests, 4, 1.0) == {0: 15.0, 1: 15.0, 2: 10.0, 3: 109.0}
+
+
+def test_who_is_done_with_the_first_token_does_not_use_the_link():
+    work, link = of_lengths([1, 20], prompt_length=1000), 1e9
+    _, fast = serve_disaggregated(work, 1, 1, link=FAST, **GPU)
+    done, slow = serve_disaggregated(work, 1, 1, link=link, **GPU)
+    assert len(done.token_times) == 1
+    later = slow.tbt[0] - fast.tbt[0]
+    assert np.isclose(later, 1000 * MODELS["llama-3-8b"].kv_bytes_per_token / link)
 
 
 def test_everybody_gets_all_tokens_in_order():
