@@ -152,11 +152,16 @@ def _say_what_was_chosen(engine: Engine) -> None:
     print(f"attention: {engine.executor.attention_choice}", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
-    policies = ", ".join(POLICIES)
+def _common(max_batch_size: int) -> argparse.ArgumentParser:
+    """A new one for each command: parsers with one parent share its defaults."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--seed", type=int, help="makes the run repeatable")
-    common.add_argument("--max-batch-size", type=int, default=8, metavar="N", help="most requests served at once (default: %(default)s)")  # fmt: skip # noqa: E501
+    common.add_argument("--max-batch-size", type=int, default=max_batch_size, metavar="N", help="most requests served at once (default: %(default)s)")  # fmt: skip # noqa: E501
+    return common
+
+
+def _parser() -> argparse.ArgumentParser:
+    policies = ", ".join(POLICIES)
     report = argparse.ArgumentParser(add_help=False)
     report.add_argument("--json", nargs="?", const="-", metavar="FILE", help="all figures as JSON, to FILE or instead of the table")  # fmt: skip # noqa: E501
     report.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -174,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     g = commands.add_parser(
-        "generate", parents=[real, common], help="complete prompts with a real model, streaming",
+        "generate", parents=[real, _common(8)], help="complete prompts with a real model, streaming",
         description="Complete prompts with a real model. One prompt streams; several are served in one batch.",
     )  # fmt: skip
     g.add_argument("prompts", nargs="+", metavar="PROMPT")
@@ -186,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     g.set_defaults(run=generate)
 
     c = commands.add_parser(
-        "compare", parents=[real, common, report], help="serve the same requests under several policies",
+        "compare", parents=[real, _common(8), report], help="serve the same requests under several policies",
         description="Serve the same requests with a real model under each policy and print what it took: steps, tokens "
         "per second, share of slots in use, time to first token (TTFT), time between tokens (TBT), end to end (e2e).",
     )  # fmt: skip
@@ -196,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     c.set_defaults(run=compare)
 
     s = commands.add_parser(
-        "simulate", parents=[common, report], help="serve a workload on a simulated GPU under several policies",
+        "simulate", parents=[_common(128), report], help="serve a workload on a simulated GPU under several policies",
         description="Serve a workload on a simulated GPU under each policy, on a virtual clock.",
     )  # fmt: skip
     s.add_argument("--policy", action="append", choices=POLICIES, metavar="POLICY", help=f"one of {policies}; may be given again (default: prefill_first and sarathi)")  # fmt: skip # noqa: E501
@@ -212,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     s.add_argument("--slo-tbt", type=float, default=0.1, metavar="S", help="limit for goodput, seconds (default: %(default)s)")  # fmt: skip # noqa: E501
     s.add_argument("--trace", metavar="FILE", help="write the steps as a Chrome trace, for Perfetto")
     s.add_argument("--plot", metavar="FILE", help="write the distributions of TTFT and TBT as a picture")
-    s.set_defaults(run=simulate, max_batch_size=128)
+    s.set_defaults(run=simulate)
     return parser
 
 

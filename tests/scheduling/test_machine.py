@@ -208,7 +208,7 @@ class Trace(RuleBasedStateMachine):
             assert all(chunk_of[r] == len(r.prompt) + len(r.output) - r.num_cached for r in prefills)
         may_decode = {r for r in running if r in self.decoding and not r.done}
         if self.mixed or not prefills:
-            assert set(decodes) == may_decode, "a running decode got no token"  # engines.md, bug 22
+            assert set(decodes) == may_decode, "a running decode got no token"
         else:
             assert not decodes, "a step that mixes"
         if prefills and not self.mixed:

@@ -43,7 +43,7 @@ def stall(policy, hardware="h100", **options):
 
 def test_prefill_first_stalls_every_decode_for_two_seconds():
     worst, undisturbed, ttft, steps = stall("prefill_first")
-    # The arithmetic of facts.md, 8.1 ms and 1.96 s, leaves out the LM head (1.05 GB: 0.4 ms a step) and the part of the
+    # Plain arithmetic, 8.1 ms and 1.96 s, leaves out the LM head (1.05 GB: 0.4 ms a step) and the part of the
     # context that has grown since.
     assert undisturbed == pytest.approx(8.5e-3, rel=0.05)
     assert steps == 1 and ttft == pytest.approx(WHOLE, rel=0.02)
@@ -56,7 +56,7 @@ BOUNDS = [(512, 33e-3, 2.30, 98), (1024, 62e-3, 2.13, 49), (2048, 119e-3, 2.04, 
 @pytest.mark.parametrize(("budget", "tbt", "ttft", "_"), BOUNDS)
 @pytest.mark.parametrize("policy", ["sarathi", "vllm_v1"])
 def test_a_token_budget_bounds_the_gap(policy, budget, tbt, ttft, _):
-    """The table of facts.md has chunks of so many tokens beside the decodes. A budget of so many has the decodes in it:
+    """Sarathi (2023) has chunks of so many tokens beside the decodes. A budget of so many has the decodes in it:
     a chunk is 30 tokens shorter, so that steps are more and each a little shorter. The LM head adds 0.4 ms to each."""
     worst, undisturbed, first, steps = stall(policy, max_num_batched_tokens=budget)
     assert steps == -(-PROMPT // (budget - DECODES))
