@@ -128,6 +128,12 @@ class SamplingParams:
         ids = tuple(_integer("a stop token id", i, 0, "ids of the model's vocabulary") for i in ids)
         object.__setattr__(self, "stop_token_ids", ids)
 
+    @property
+    def reshapes(self) -> bool:
+        """Whether anything but temperature and cuts changes the model's logits before a token is chosen."""
+        penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return bool(penalties or self.min_tokens)
+
 
 @dataclass(eq=False)
 class Request:

@@ -104,8 +104,7 @@ def _is_greedy(p: SamplingParams) -> bool:
 
 
 def _is_plain_greedy(p: SamplingParams) -> bool:
-    penalties = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
-    return _is_greedy(p) and not penalties and not p.min_tokens
+    return _is_greedy(p) and not p.reshapes
 
 
 def _logprobs(row: torch.Tensor, token: int, top: int) -> TokenLogprob:

@@ -50,5 +50,4 @@ def verify(draft: Sequence[int], answers: Sequence[Sampled]) -> Sampled:
 def can_speculate(request: Request) -> bool:
     """Guesses are checked against the likeliest token, so only a request that takes it as it is can have them."""
     p = request.params
-    penalties = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
-    return p.temperature == 0 and not (penalties or p.min_tokens or p.logprobs is not None)
+    return p.temperature == 0 and p.logprobs is None and not p.reshapes

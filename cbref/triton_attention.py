@@ -68,13 +68,12 @@ def choose(
     if wanted == "torch":
         return torch_attention, "torch: asked for"
     obstacle = _obstacle(query_heads, key_heads, dim, model)
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if wanted is None and (obstacle or interpreted):
+    if wanted is None and (obstacle or _interpreted()):
         return torch_attention, f"torch: {obstacle or 'Triton would be interpreted, which is slow'}"
     if obstacle:
         raise ValueError(f"attention is {wanted!r}, but {obstacle}; choose attention='torch', or leave it out")
     name = wanted or "triton"
-    if interpreted:
+    if _interpreted():
         return BACKENDS[name], f"{name}: asked for, in Triton's interpreter"
     prefill = "" if _tensor_cores(model.device) else ", prefill by torch (no tensor cores for Triton before sm_80)"
     return BACKENDS[name], f"{name}: {torch.cuda.get_device_name(model.device)}{prefill}"
@@ -84,10 +83,9 @@ def _obstacle(query_heads: int, key_heads: int, dim: int, model: torch.nn.Module
     """Why the kernels cannot serve this model where it is; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (it exists for Linux)"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if model.device.type != "cuda" and not (interpreted and model.device.type == "cpu"):
+    if model.device.type != "cuda" and not (_interpreted() and model.device.type == "cpu"):
         return f"Triton needs a GPU, and the model is on {model.device} (for a look, TRITON_INTERPRET=1 interprets)"
-    if interpreted and model.dtype == torch.bfloat16:
+    if _interpreted() and model.dtype == torch.bfloat16:
         return "Triton's interpreter computes nonsense in bfloat16"
     if model.dtype == torch.bfloat16 and not _tensor_cores(model.device):
         return "this GPU knows no bfloat16 (those from compute capability 8.0 on do)"
@@ -98,6 +96,10 @@ def _obstacle(query_heads: int, key_heads: int, dim: int, model: torch.nn.Module
     except ValueError as error:
         return str(error)
     return None
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _tensor_cores(device: torch.device) -> bool:

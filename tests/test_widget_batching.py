@@ -1,21 +1,18 @@
 """The interactive "static vs. continuous batching": its schedule, its page without a kernel, its Python side."""
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from widget_support import THEMES, WCAG, assert_every_run_writes, comparing_colours, open_widgets
 
 from cbref import strings
 from cbref.widgets import BatchingWidget, batching
 
 MODULE = batching._HERE / "batching.js"
 DEFAULT = [4, 2, 6, 3, 5, 2]
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 
 
 def reference(lengths, slots):
@@ -85,13 +82,8 @@ def test_the_figures_of_the_document(slots, static, continuous):
 # ---- The page without a kernel
 
 
-def show(page, tmp_path, *widgets, html='data-theme="light"'):
-    """Open a page from disk that holds the widgets' text/html and nothing else."""
-    file = tmp_path / "page.html"
-    bodies = "\n".join(widget._repr_mimebundle_()[0]["text/html"] for widget in widgets)
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Test</title>'
-    file.write_text(f'<!doctype html><html lang="en" {html}><head>{meta}</head><body><main>{bodies}</main>')
-    page.goto(file.as_uri())
+def show(page, tmp_path, *widgets, **options):
+    open_widgets(page, tmp_path, *widgets, **options)
     return [Screen(page, number) for number in range(len(widgets))]
 
 
@@ -313,16 +305,6 @@ def test_what_a_screen_reader_gets(page, tmp_path):
     assert rows[4] == ["E", "5", "2", "7–11", "1", "5–9"]
 
 
-THEMES = {
-    "light": ('data-theme="light"', "light"),
-    "book": ('data-theme="dark"', "dark"),
-    "colab": ('theme="dark"', "dark"),
-    "system": ("", "dark"),
-    "book light, system dark": ('data-theme="light"', "light"),
-    "jupyterlab": ('data-jp-theme-light="false"', "dark"),
-}
-
-
 @pytest.mark.parametrize("theme", THEMES)
 def test_contrast_and_axe(page, tmp_path, theme):
     html, expected = THEMES[theme]
@@ -332,16 +314,7 @@ def test_contrast_and_axe(page, tmp_path, theme):
         page.set_viewport_size({"width": 360, "height": 700})
     screen.root.locator("summary").click()
     pairs = screen.root.evaluate(
-        """root => {
-            const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-            const luminance = colour => {
-                canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-                const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-                    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-            };
-            const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((m, n) => n - m);
-                return (x + 0.05) / (y + 0.05); };
+        comparing_colours("""
             const style = selector => getComputedStyle(root.querySelector(selector));
             const panel = style(".cbb-panel").backgroundColor, surface = getComputedStyle(root).backgroundColor;
             const found = [["wasted", contrast(style("[data-state=wasted]").borderTopColor, panel), 3],
@@ -354,7 +327,7 @@ def test_contrast_and_axe(page, tmp_path, theme):
                 found.push([badge.textContent, contrast(backgroundColor, panel), 3]);
             }
             return { dark: luminance(surface) < 0.1, found };
-        }"""
+        """)
     )
     assert pairs["dark"] == (expected == "dark")
     assert len({name for name, *_ in pairs["found"]}) == 12
@@ -428,11 +401,7 @@ def test_bundle_is_the_same_on_every_run():
     assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}
     assert bundle["text/plain"] == "static 11 steps, continuous 9 steps on 3 slots"
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] not in bundle["text/html"]
-    code = "import sys, cbref.widgets as w; sys.stdout.buffer.write(w.BatchingWidget().static_html().encode())"
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-        assert output.decode() == bundle["text/html"]
+    assert_every_run_writes(bundle["text/html"], "BatchingWidget")
 
 
 @pytest.mark.parametrize(

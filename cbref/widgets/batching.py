@@ -1,7 +1,6 @@
 """The interactive "static vs. continuous batching": the same requests under both rules, on one clock."""
 
 import html
-import operator
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import traitlets
 
 from cbref import strings as texts
 from cbref.engine import Engine
-from cbref.widgets.static import StaticTwin
+from cbref.widgets.static import StaticTwin, integer
 from cbref.workloads import of_lengths
 
 _HERE = Path(__file__).parent
@@ -43,7 +42,7 @@ class BatchingWidget(StaticTwin):
     ):
         super().__init__(
             lengths=_lengths(lengths),
-            slots=_integer("slots", slots, *SLOTS),
+            slots=integer("slots", slots, *SLOTS),
             step=_step(step),
             strings=texts.load("batching", language),
         )
@@ -53,7 +52,7 @@ class BatchingWidget(StaticTwin):
         name, value = proposal["trait"].name, proposal["value"]
         if name == "lengths":
             return _lengths(value)
-        return _integer("slots", value, *SLOTS) if name == "slots" else _step(value)
+        return integer("slots", value, *SLOTS) if name == "slots" else _step(value)
 
     def summary(self) -> str:
         sides = _schedule(self.lengths, self.slots)
@@ -90,25 +89,15 @@ def _cell(request: int | None, wasted: str) -> str:
     return f'<td class="cbb-token" data-request="{request}">{chr(ord("A") + request)}</td>'
 
 
-def _integer(name: str, value, low: int, high: int) -> int:
-    try:
-        number = operator.index(value)  # numpy integers too
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not low <= number <= high:
-        raise ValueError(f"{name} must be an integer from {low} to {high}, got {value!r}")
-    return number
-
-
 def _lengths(values) -> list[int]:
     values = list(values)
     if not 1 <= len(values) <= MAX_REQUESTS:
         raise ValueError(f"lengths must hold 1 to {MAX_REQUESTS} requests, got {len(values)}: {values!r}")
-    return [_integer(f"lengths[{i}]", value, 1, MAX_LENGTH) for i, value in enumerate(values)]
+    return [integer(f"lengths[{i}]", value, 1, MAX_LENGTH) for i, value in enumerate(values)]
 
 
 def _step(value) -> int:
-    return _integer("step", value, 0, MAX_REQUESTS * MAX_LENGTH)
+    return integer("step", value, 0, MAX_REQUESTS * MAX_LENGTH)
 
 
 def _schedule(lengths: Sequence[int], slots: int) -> dict[str, dict]:

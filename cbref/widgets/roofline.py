@@ -2,7 +2,6 @@
 
 import html
 import math
-import operator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import traitlets
 
 from cbref import strings as texts
 from cbref.hardware import HARDWARE, MODELS, Hardware, ModelShape
-from cbref.widgets.static import StaticTwin
+from cbref.widgets.static import StaticTwin, integer
 
 _HERE = Path(__file__).parent
 LIMITS = {"requests": (1, 1024), "context": (0, 131_072), "new": (2, 131_072)}
@@ -193,14 +192,7 @@ def _data(setting: dict) -> dict:
 
 def _checked(name: str, value):
     if name in LIMITS:
-        low, high = LIMITS[name]
-        try:
-            number = operator.index(value)  # numpy integers too
-        except TypeError:
-            number = None
-        if number is None or isinstance(value, bool) or not low <= number <= high:
-            raise ValueError(f"{name} must be an integer from {low} to {high}, got {value!r}")
-        return number
+        return integer(name, value, *LIMITS[name])
     known = {"model": MODELS, "gpu": HARDWARE, "phase": ("decode", "prefill"), "rates": ("peak", "reached")}[name]
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")

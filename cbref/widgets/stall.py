@@ -1,7 +1,6 @@
 """The interactive "stall": a long prompt arrives among decodes, and a token budget decides who waits for whom."""
 
 import html
-import operator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ from cbref import strings as texts
 from cbref.engine import Engine
 from cbref.hardware import HARDWARE, MODELS
 from cbref.request import SamplingParams, Status
-from cbref.widgets.static import StaticTwin
+from cbref.widgets.static import StaticTwin, integer
 
 _HERE = Path(__file__).parent
 MODEL, GPU = "llama-3-8b", "h100"
@@ -171,13 +170,7 @@ def _budget(value):
 
 
 def _slo(value) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not SLO[0] <= number <= SLO[1]:
-        raise ValueError(f"slo must be an integer from {SLO[0]} to {SLO[1]} (ms), got {value!r}")
-    return number
+    return integer("slo", value, *SLO, unit=" (ms)")
 
 
 def _name(trace: dict, say: dict) -> str:

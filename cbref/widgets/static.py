@@ -7,6 +7,7 @@ picture drawn by Python plus the widget's own ES module. Where scripts run, the 
 
 import html
 import json
+import operator
 import re
 
 import anywidget
@@ -79,3 +80,14 @@ class StaticTwin(anywidget.AnyWidget):
 def _inline(source: str, tag: str) -> str:
     """Keep `source` from ending its own element: inside a JS or CSS string `<\\/` means `</`."""
     return re.sub(rf"<(/{tag}|!--)", r"<\\\1", source, flags=re.IGNORECASE)
+
+
+def integer(name: str, value, low: int, high: int, unit: str = "") -> int:
+    """The value of an argument as an `int`; a `ValueError` that names it and its limits if it is none, or outside."""
+    try:
+        number = operator.index(value)  # numpy integers too
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not low <= number <= high:
+        raise ValueError(f"{name} must be an integer from {low} to {high}{unit}, got {value!r}")
+    return number

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from widget_support import THEMES, WCAG, comparing_colours, open_widgets
 
 from cbref import strings
 from cbref.widgets import Quiz, quiz
@@ -18,7 +19,6 @@ from cbref.widgets.quiz import load_quiz
 
 FOLDER = Path(strings.__file__).parent / "en"
 CHAPTERS = sorted(file.stem.removeprefix("quiz_") for file in FOLDER.glob("quiz_*.json"))
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 
 SAMPLE = [
     {
@@ -85,7 +85,7 @@ def sample(write):
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_quiz_of_a_chapter_is_complete(chapter):
-    questions = load_quiz(chapter, "en")    # ids, the one right answer, a reason for each wrong one, and the like
+    questions = load_quiz(chapter, "en")  # ids, the one right answer, a reason for each wrong one, and the like
     assert len(questions) >= 3
     assert any(question["kind"] == "number" for question in questions)
     for question in questions:
@@ -198,13 +198,8 @@ def test_translation(write):
 # ---- The page without a kernel
 
 
-def show(page, tmp_path, *widgets, html='data-theme="light"'):
-    """Open a page from disk that holds the widgets' text/html and nothing else."""
-    file = tmp_path / "page.html"
-    bodies = "\n".join(widget._repr_mimebundle_()[0]["text/html"] for widget in widgets)
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Test</title>'
-    file.write_text(f'<!doctype html><html lang="en" {html}><head>{meta}</head><body><main>{bodies}</main>')
-    page.goto(file.as_uri())
+def show(page, tmp_path, *widgets, **options):
+    open_widgets(page, tmp_path, *widgets, **options)
     return [Screen(page, number) for number in range(len(widgets))]
 
 
@@ -283,7 +278,7 @@ def test_number(page, tmp_path, sample):
 NOTATIONS = [
     ("1,000", "", 1000),
     ("1 000", "", 1000),
-    ("1\u00a0000\u202f000", "", None),    # two kinds of space come out as one
+    ("1\u00a0000\u202f000", "", None),  # two kinds of space come out as one
     ("1'000.5", "", 1000.5),
     ("1 000,5", "", 1000.5),
     ("1,234,567.8", "", 1234567.8),
@@ -393,19 +388,11 @@ def test_what_a_screen_reader_gets(page, tmp_path, sample):
     said = [page.locator(f"#{name}").inner_text() for name in ids]
     assert said == ["bytes", "Not right yet: 6,000 bytes. You forgot the values."]
     assert page.get_by_role("button").evaluate_all("all => all.map(node => node.ariaLabel)") == [
-        "Check question 1", "Check question 2", "Check question 3"
+        "Check question 1",
+        "Check question 2",
+        "Check question 3",
     ]
     assert screen.root.locator("[aria-live=polite]").count() == 4
-
-
-THEMES = {
-    "light": ('data-theme="light"', "light"),
-    "book": ('data-theme="dark"', "dark"),
-    "colab": ('theme="dark"', "dark"),
-    "system": ("", "dark"),
-    "book light, system dark": ('data-theme="light"', "light"),
-    "jupyterlab": ('data-jp-theme-light="false"', "dark"),
-}
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -419,23 +406,14 @@ def test_contrast_and_axe(page, tmp_path, sample, theme):
     screen.type("sample-bytes", "12000")
     screen.type("sample-share", "what?")
     found = screen.root.evaluate(
-        """root => {
-            const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-            const luminance = colour => {
-                canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-                const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-                    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-            };
-            const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((m, n) => n - m);
-                return (x + 0.05) / (y + 0.05); };
+        comparing_colours("""
             const panel = getComputedStyle(root.querySelector(".cbq-question")).backgroundColor;
             const graphics = [...root.querySelectorAll(".cbq-option, .cbq-input")].map(node => getComputedStyle(node))
                 .map(style => ["border", contrast(style.borderTopColor, panel)]);
             const icons = [...root.querySelectorAll(".cbq-icon")].map(node => getComputedStyle(node))
                 .map(style => ["icon", contrast(style.backgroundColor, panel)]);
             return { dark: luminance(getComputedStyle(root).backgroundColor) < 0.1, pairs: [...graphics, ...icons] };
-        }"""
+        """)
     )
     assert found["dark"] == (expected == "dark")
     assert len(found["pairs"]) == 5 + 3
@@ -451,8 +429,13 @@ def test_verdicts_differ_by_more_than_colour(page, tmp_path, sample):
         screen.choose("sample-idle", answer)
         icon = screen.question("sample-idle").locator(".cbq-icon").evaluate("node => getComputedStyle(node).clipPath")
         option = screen.question("sample-idle").locator("label[data-verdict]")
-        looks.append((icon, *option.evaluate("""node => [getComputedStyle(node).borderTopStyle,
-            getComputedStyle(node, "::after").clipPath]""")))
+        looks.append(
+            (
+                icon,
+                *option.evaluate("""node => [getComputedStyle(node).borderTopStyle,
+            getComputedStyle(node, "::after").clipPath]"""),
+            )
+        )
     assert all(one != other for one, other in zip(*looks, strict=True)), looks
 
 

@@ -1,13 +1,11 @@
 """The interactive "block tables": its run against a second one, its page without a kernel, its Python side."""
 
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from widget_support import THEMES, WCAG, assert_every_run_writes, comparing_colours, open_widgets
 
 from cbref import strings
 from cbref.engine import Engine
@@ -15,7 +13,6 @@ from cbref.request import SamplingParams, Status
 from cbref.widgets import blocks
 from cbref.widgets.blocks import BLOCK, POOLS, REQUESTS, SLOTS, SYSTEM, Blocks
 
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 SETTINGS = [(size, caching) for size in POOLS for caching in (True, False)]
 NAMES = "ABCDEF"
 
@@ -126,13 +123,8 @@ def test_a_preemption_and_its_way_back_in_words():
 # ---- The page without a kernel
 
 
-def show(page, tmp_path, *widgets, html='data-theme="light"'):
-    """Open a page from disk that holds the widgets' text/html and nothing else."""
-    file = tmp_path / "page.html"
-    bodies = "\n".join(widget._repr_mimebundle_()[0]["text/html"] for widget in widgets)
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Test</title>'
-    file.write_text(f'<!doctype html><html lang="en" {html}><head>{meta}</head><body><main>{bodies}</main>')
-    page.goto(file.as_uri())
+def show(page, tmp_path, *widgets, **options):
+    open_widgets(page, tmp_path, *widgets, **options)
     return [Screen(page, number) for number in range(len(widgets))]
 
 
@@ -325,34 +317,16 @@ def test_what_a_screen_reader_gets(page, tmp_path):
     assert pool.nth(0).get_attribute("aria-label") == "Block 0: idle, its content can be found again"
 
 
-THEMES = {
-    "light": ('data-theme="light"', "light"),
-    "book": ('data-theme="dark"', "dark"),
-    "colab": ('theme="dark"', "dark"),
-    "system": ("", "dark"),
-    "jupyterlab": ('data-jp-theme-light="false"', "dark"),
-}
-
-
 @pytest.mark.parametrize("theme", THEMES)
 def test_contrast_and_axe(page, tmp_path, theme):
     html, expected = THEMES[theme]
-    page.emulate_media(color_scheme="dark" if theme == "system" else "light")
+    page.emulate_media(color_scheme="dark" if "system" in theme else "light")
     (screen,) = show(page, tmp_path, Blocks(step=10), html=html)
     if theme in ("light", "book"):
         page.set_viewport_size({"width": 360, "height": 700})
     screen.root.locator("summary").click()
     seen = screen.root.evaluate(
-        """root => {
-            const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-            const luminance = colour => {
-                canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-                const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-                    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-            };
-            const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((m, n) => n - m);
-                return (x + 0.05) / (y + 0.05); };
+        comparing_colours("""
             const style = (selector, pseudo) => getComputedStyle(root.querySelector(selector), pseudo);
             const panel = style(".cbp-panel").backgroundColor, surface = getComputedStyle(root).backgroundColor;
             const found = [["idle", contrast(style(".cbk-tile[data-state=idle]").borderTopColor, panel), 3],
@@ -367,7 +341,7 @@ def test_contrast_and_axe(page, tmp_path, theme):
             for (const cell of root.querySelectorAll("[data-on=true]"))
                 found.push(["cell", contrast(getComputedStyle(cell).backgroundColor, surface), 3]);
             return { dark: luminance(surface) < 0.1, found };
-        }"""
+        """)
     )
     assert seen["dark"] == (expected == "dark")
     assert {"B", "C", "D"} <= {name for name, *_ in seen["found"]}
@@ -458,11 +432,7 @@ def test_bundle_is_the_same_on_every_run():
     )
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] not in bundle["text/html"]
     assert len(bundle["text/html"].encode()) <= 150_000
-    code = "import sys, cbref.widgets.blocks as w; sys.stdout.buffer.write(w.Blocks().static_html().encode())"
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-        assert output.decode() == bundle["text/html"]
+    assert_every_run_writes(bundle["text/html"], "Blocks")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
 """The interactive "policy race": its runs against second ones, its page without a kernel, its Python side."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from widget_support import THEMES, WCAG, assert_every_run_writes, comparing_colours, open_widgets
 
 from cbref import strings
 from cbref.engine import Engine
@@ -17,7 +15,6 @@ from cbref.widgets import race
 from cbref.widgets.race import POLICIES, RATES, REQUESTS, SLOTS, Race
 from cbref.workloads import AZURE, serve
 
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 NAMES = {"static": "Static", "orca": "Orca", "prefill_first": "Prefill first", "sarathi": "Sarathi-Serve"}
 RUNS = [(policy, int(rate)) for policy in POLICIES for rate in RATES]
 BUDGET = {"sarathi": {"max_num_batched_tokens": 512}}
@@ -127,13 +124,8 @@ def test_the_race_shows_what_the_chapter_says():
 # ---- The page without a kernel
 
 
-def show(page, tmp_path, *widgets, html='data-theme="light"'):
-    """Open a page from disk that holds the widgets' text/html and nothing else."""
-    file = tmp_path / "page.html"
-    bodies = "\n".join(widget._repr_mimebundle_()[0]["text/html"] for widget in widgets)
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Test</title>'
-    file.write_text(f'<!doctype html><html lang="en" {html}><head>{meta}</head><body><main>{bodies}</main>')
-    page.goto(file.as_uri())
+def show(page, tmp_path, *widgets, **options):
+    open_widgets(page, tmp_path, *widgets, **options)
     return [Screen(page, number) for number in range(len(widgets))]
 
 
@@ -384,39 +376,21 @@ def test_each_request_as_a_table(page, tmp_path):
         assert len(rows) == REQUESTS
 
 
-THEMES = {
-    "light": ('data-theme="light"', "light"),
-    "book": ('data-theme="dark"', "dark"),
-    "colab": ('theme="dark"', "dark"),
-    "system": ("", "dark"),
-    "jupyterlab": ('data-jp-theme-light="false"', "dark"),
-}
-
-
 @pytest.mark.parametrize("theme", THEMES)
 def test_contrast_and_axe(page, tmp_path, theme):
     html, expected = THEMES[theme]
-    page.emulate_media(color_scheme="dark" if theme == "system" else "light")
+    page.emulate_media(color_scheme="dark" if "system" in theme else "light")
     (screen,) = show(page, tmp_path, Race(("static", "sarathi"), clock=2), html=html)
     if theme in ("light", "book"):
         page.set_viewport_size({"width": 360, "height": 700})
     screen.root.locator("summary").click()
     seen = screen.root.evaluate(
-        """root => {
-            const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-            const luminance = colour => {
-                canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-                const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-                    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-            };
-            const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((m, n) => n - m);
-                return (x + 0.05) / (y + 0.05); };
+        comparing_colours("""
             const panel = getComputedStyle(root.querySelector(".cbp-panel")).backgroundColor;
             const surface = getComputedStyle(root).backgroundColor;
             return { dark: luminance(surface) < 0.1, found: ["wait", "prefill", "token", "held", "worst", "clock"]
                 .map(name => [name, contrast(getComputedStyle(root.querySelector(`.cbr-${name}`)).stroke, panel)]) };
-        }"""
+        """)
     )
     assert seen["dark"] == (expected == "dark")
     assert [pair for pair in seen["found"] if pair[1] < 3] == []
@@ -500,11 +474,7 @@ def test_bundle_is_the_same_on_every_run():
     )
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] not in bundle["text/html"]
     assert len(bundle["text/html"].encode()) <= 150_000
-    code = "import sys, cbref.widgets.race as w; sys.stdout.buffer.write(w.Race().static_html().encode())"
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-        assert output.decode() == bundle["text/html"]
+    assert_every_run_writes(bundle["text/html"], "Race")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
 """The interactive "roofline": the same numbers as the simulator's, its page without a kernel, its Python side."""
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 from decimal import ROUND_HALF_UP, Decimal
 from types import SimpleNamespace
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from widget_support import THEMES, WCAG, assert_every_run_writes, comparing_colours, open_widgets
 
 from cbref import strings
 from cbref.executors.roofline import RooflineExecutor
@@ -18,7 +16,6 @@ from cbref.request import Chunk
 from cbref.widgets import roofline
 from cbref.widgets.roofline import Roofline
 
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 BASE = {"phase": "decode", "rates": "peak", "requests": 32, "context": 2000, "new": 2048}
 
 
@@ -122,12 +119,8 @@ def test_all_gpus_reach_the_same_shares():
 # ---- The page without a kernel
 
 
-def show(page, tmp_path, *widgets, html='data-theme="light"'):
-    file = tmp_path / "page.html"
-    bodies = "\n".join(widget._repr_mimebundle_()[0]["text/html"] for widget in widgets)
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Test</title>'
-    file.write_text(f'<!doctype html><html lang="en" {html}><head>{meta}</head><body><main>{bodies}</main>')
-    page.goto(file.as_uri())
+def show(page, tmp_path, *widgets, **options):
+    open_widgets(page, tmp_path, *widgets, **options)
     return [Screen(page, number) for number in range(len(widgets))]
 
 
@@ -337,24 +330,7 @@ def test_what_a_screen_reader_gets(page, tmp_path):
     assert rows["FLOP/byte"][:3] == ["128", "128", "4.00"]
 
 
-THEMES = {
-    "light": ('data-theme="light"', "light"),
-    "book": ('data-theme="dark"', "dark"),
-    "colab": ('theme="dark"', "dark"),
-    "system": ("", "dark"),
-    "book light, system dark": ('data-theme="light"', "light"),
-    "jupyterlab": ('data-jp-theme-light="false"', "dark"),
-}
-CONTRASTS = """root => {
-    const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-    const luminance = colour => {
-        pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
-        const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-            .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((m, n) => n - m);
-        return (x + 0.05) / (y + 0.05); };
+CONTRASTS = comparing_colours("""
     const style = selector => getComputedStyle(root.querySelector(selector));
     const panel = style(".cbp-panel").backgroundColor, surface = getComputedStyle(root).backgroundColor;
     return { dark: luminance(surface) < 0.1, found: [
@@ -367,7 +343,7 @@ CONTRASTS = """root => {
         ...[...root.querySelectorAll(".cbp-split i")].map(bar =>
             [bar.dataset.part, contrast(getComputedStyle(bar).backgroundColor, panel), 3]),
     ] };
-}"""
+""")
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -459,11 +435,7 @@ def test_bundle_is_the_same_on_every_run():
         "linear layers 4.17 ms (memory-bound), attention 2.51 ms (memory-bound)"
     )
     assert len(bundle["text/html"].encode()) <= 150_000
-    code = "import sys, cbref.widgets.roofline as w; sys.stdout.buffer.write(w.Roofline().static_html().encode())"
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-        assert output.decode() == bundle["text/html"]
+    assert_every_run_writes(bundle["text/html"], "Roofline")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
 """The interactive "stall": its traces against arithmetic and other runs, its page without a kernel, its Python side."""
 
-import os
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from widget_support import THEMES, WCAG, assert_every_run_writes, comparing_colours, open_widgets
 
 from cbref import strings
 from cbref.hardware import HARDWARE, MODELS
 from cbref.widgets import stall
 from cbref.widgets.stall import BUDGETS, CONTEXT, DECODES, PROMPT, Stall
 
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 TRACES = {trace["budget"]: trace for trace in Stall().data["traces"]}
 SIZES = BUDGETS[1:]
 
@@ -109,12 +106,8 @@ def test_module_judges_as_python(page, tmp_path):
 # ---- The page without a kernel
 
 
-def show(page, tmp_path, *widgets, html='data-theme="light"'):
-    file = tmp_path / "page.html"
-    bodies = "\n".join(widget._repr_mimebundle_()[0]["text/html"] for widget in widgets)
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Test</title>'
-    file.write_text(f'<!doctype html><html lang="en" {html}><head>{meta}</head><body><main>{bodies}</main>')
-    page.goto(file.as_uri())
+def show(page, tmp_path, *widgets, **options):
+    open_widgets(page, tmp_path, *widgets, **options)
     return [Screen(page, number) for number in range(len(widgets))]
 
 
@@ -300,24 +293,7 @@ def test_what_a_screen_reader_gets(page, tmp_path):
     assert page.get_by_role("slider", name="Limit for the gap").get_attribute("aria-valuetext") == "100 ms"
 
 
-THEMES = {
-    "light": ('data-theme="light"', "light"),
-    "book": ('data-theme="dark"', "dark"),
-    "colab": ('theme="dark"', "dark"),
-    "system": ("", "dark"),
-    "book light, system dark": ('data-theme="light"', "light"),
-    "jupyterlab": ('data-jp-theme-light="false"', "dark"),
-}
-CONTRASTS = """root => {
-    const pen = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-    const luminance = colour => {
-        pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
-        const [r, g, b] = [...pen.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-            .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const contrast = (a, b) => { const [x, y] = [luminance(a), luminance(b)].sort((m, n) => n - m);
-        return (x + 0.05) / (y + 0.05); };
+CONTRASTS = comparing_colours("""
     const style = selector => getComputedStyle(root.querySelector(selector));
     const panel = style(".cbp-panel").backgroundColor, surface = getComputedStyle(root).backgroundColor;
     return { dark: luminance(surface) < 0.1, found: [
@@ -327,7 +303,7 @@ CONTRASTS = """root => {
         ["axis", contrast(style("svg text.cbp-muted").fill, panel), 4.5],
         ["verdict", contrast(style(".cbp-verdict").color, panel), 4.5],
     ] };
-}"""
+""")
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -415,11 +391,7 @@ def test_bundle_is_the_same_on_every_run():
         "worst gap and TTFT when 50,000 tokens arrive beside 30 decodes: budget none: 1,966.4 ms, 1.96 s; budget 8,192:"
     )
     assert len(bundle["text/html"].encode()) <= 150_000
-    code = "import sys, cbref.widgets.stall as w; sys.stdout.buffer.write(w.Stall().static_html().encode())"
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
-        assert output.decode() == bundle["text/html"]
+    assert_every_run_writes(bundle["text/html"], "Stall")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
-import torch
-from engine_support import executor_of, tiny_model
+from engine_support import executor_of, threads, tiny_model  # noqa: F401 (threads: for every test here)
 
 from cbref.executors.model import ModelExecutor
 
@@ -24,12 +23,3 @@ def tiny():
 @pytest.fixture(scope="session")
 def tiny_executor(tiny):
     return executor_of(tiny)
-
-
-@pytest.fixture(autouse=True)
-def threads(request):
-    """Small models run on one thread: two would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if "smollm" in request.fixturenames else 1)
-    yield
-    torch.set_num_threads(before)

@@ -3,6 +3,7 @@
 import contextlib
 import random
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -137,3 +138,12 @@ def prompts_of(lengths, seed=0):
 
 def greedy(max_tokens, **options):
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
+
+
+@pytest.fixture(autouse=True)
+def threads(request):
+    """Small models run on one thread: two would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if "smollm" in request.fixturenames else 1)
+    yield
+    torch.set_num_threads(before)
