@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from tqdm import tqdm
@@ -19,7 +20,7 @@ from cbref.audit import audit, check_plan
 from cbref.executors import Executor
 from cbref.executors.roofline import make_simulator
 from cbref.hardware import Hardware, ModelShape
-from cbref.intake import Prompt, check_room, encode, pair
+from cbref.intake import Prompt, add_all, check_room, encode
 from cbref.kv_cache import BlockPool
 from cbref.metrics import SLO, RequestMetrics, StepRecord, Totals, summarize
 from cbref.output import advance, complete
@@ -55,6 +56,7 @@ class Engine:
         self._live: dict[str, Request] = {}  # not finished yet
         self._pending: list[tuple[float, int, Request]] = []  # a heap by time of arrival, still in the future
         self._texts: dict[str, object] = {}  # open TextStreams
+        self._inboxes: dict[str, deque[TokenEvent]] = {}  # where a stream finds the events of its requests
 
     @classmethod
     def from_pretrained(
@@ -192,7 +194,7 @@ class Engine:
         A progress bar appears when it takes more than two seconds; ``progress=False`` keeps it away.
         If any prompt is refused, the ``ValueError`` names it, and none is served.
         """
-        requests = self._add_all(prompts, params)
+        requests = add_all(self, prompts, params)
         limits = {r.id: r.params.max_tokens for r in requests}
         quiet = {} if progress else {"disable": True}  # not `disable=False`: TQDM_DISABLE in the environment counts too
         with tqdm(total=sum(limits.values()), unit="tok", desc="generate", delay=2, **quiet) as bar:
@@ -205,8 +207,11 @@ class Engine:
     def stream(
         self, prompts: Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[TokenEvent]:
-        """Serve prompts and yield each token as it is made. Leaving the loop early aborts what is not finished."""
-        yield from self._serve(self._add_all(prompts, params))
+        """Serve prompts and yield each token as it is made. Leaving the loop early aborts what is not finished.
+
+        Several streams may be read in turns. A request that ends by an abort or an error makes no further event.
+        """
+        yield from self._serve(add_all(self, prompts, params))
 
     def completion(self, request: Request) -> Completion:
         """The answer to a finished request."""
@@ -233,6 +238,9 @@ class Engine:
             self.steps.append(StepRecord.of(self.totals.steps, begin, now, chunks, self.scheduler))
         self.totals.add(begin, now, chunks, self.scheduler)
         events = [e for chunk, token in zip(chunks, sampled, strict=True) for e in self._update(chunk, token, now)]
+        for event in events:
+            if event.request_id in self._inboxes:
+                self._inboxes[event.request_id].append(event)
         for request in self.scheduler.retire(now):  # retire
             self._close(request)
         return events
@@ -254,27 +262,18 @@ class Engine:
         self.steps, self.totals = [], Totals()
 
     def _serve(self, requests: list[Request]) -> Iterator[TokenEvent]:
-        mine = {r.id for r in requests}
+        """The events of these requests, whoever calls ``step``."""
+        inbox = deque()
+        self._inboxes |= {r.id: inbox for r in requests}
         try:
-            while any(r.status is not Status.FINISHED for r in requests):
-                yield from (event for event in self.step() if event.request_id in mine)
+            while inbox or any(r.status is not Status.FINISHED for r in requests):
+                if inbox:
+                    yield inbox.popleft()
+                else:
+                    self.step()
         finally:
-            for r in requests:
-                if r.status is not Status.FINISHED:
-                    self.abort(r.id)
-
-    def _add_all(self, prompts, params) -> list[Request]:
-        requests = []
-        for i, (prompt, each) in enumerate(pair(prompts, params)):
-            try:
-                requests.append(self.add_request(prompt, each))
-            except Exception as error:
-                for r in requests:
-                    self.abort(r.id)
-                if isinstance(error, ValueError):
-                    raise ValueError(f"prompt {i}: {error}") from None
-                raise
-        return requests
+            for r in (r for r in requests if r.status is not Status.FINISHED):
+                self.abort(r.id)
 
     def _receive(self) -> None:
         """Queue the requests whose time has come."""
@@ -294,6 +293,7 @@ class Engine:
 
     def _close(self, request: Request) -> None:
         del self._live[request.id]
+        self._inboxes.pop(request.id, None)
         stream = self._texts.pop(request.id, None)
         if stream and request.finish_reason in ("abort", "error"):
             request.text += stream.finish()

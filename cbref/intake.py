@@ -7,7 +7,7 @@ from numbers import Integral
 
 from cbref.executors import Executor
 from cbref.kv_cache import BlockPool
-from cbref.request import SamplingParams
+from cbref.request import Request, SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[dict]
 
@@ -49,6 +49,21 @@ def check_room(prompt_len: int, params: SamplingParams, executor: Executor, pool
             f"{asked}, {need} KV blocks of {pool.block_size} tokens; the whole pool has {pool.num_blocks}: "
             "shorten the prompt, lower max_tokens or raise num_blocks"
         )
+
+
+def add_all(engine, prompts: Iterable[Prompt], params) -> list[Request]:
+    """Queue every prompt, or none: the ``ValueError`` names the one that is refused."""
+    requests = []
+    for i, (prompt, each) in enumerate(pair(prompts, params)):
+        try:
+            requests.append(engine.add_request(prompt, each))
+        except Exception as error:
+            for request in requests:
+                engine.abort(request.id)
+            if isinstance(error, ValueError):
+                raise ValueError(f"prompt {i}: {error}") from None
+            raise
+    return requests
 
 
 def pair(

@@ -82,6 +82,7 @@ def serve(executor, prompts, params, policy="orca", slots=4, seed=None):
 def assert_at_rest(engine):
     engine.audit()
     assert not engine.has_work and not engine.scheduler.running and not engine.scheduler.waiting
+    assert not engine._inboxes and not engine._texts
     assert engine.pool.num_free == engine.pool.num_blocks and not engine.pool.holders()
     assert engine.step() == []
 

@@ -279,6 +279,39 @@ def test_a_stream_survives_the_abort_of_one_of_its_requests(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_streams_read_in_turns_lose_nothing(policy):
+    """Whoever steps the engine, another stream, ``generate`` or the caller, makes events for all."""
+    engine = Engine.simulated(policy, max_batch_size=2)
+    streams = [engine.stream([range(5)] * 2, greedy(n)) for n in (7, 4, 9)]
+    counts = [0, 0, 0]
+    while any(streams):
+        for i, stream in enumerate(streams):
+            if stream and next(stream, None) is None:
+                streams[i] = None
+            elif stream:
+                counts[i] += 1
+        if counts == [2, 2, 2]:
+            assert len(engine.generate([range(3)], greedy(5), progress=False)[0].token_ids) == 5
+            engine.step()
+    assert counts == [14, 8, 18]
+    assert_at_rest(engine)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_id_that_is_taken_again_does_not_reach_the_old_stream(policy):
+    engine = Engine.simulated(policy, max_batch_size=1)
+    old = engine.stream([range(3)], greedy(2))
+    first = next(old)
+    while engine.has_work:
+        engine.step()
+    engine.add_request(range(3), greedy(6), first.request_id)
+    while engine.has_work:
+        engine.step()
+    assert [event.finish_reason for event in old] == ["length"]
+    assert_at_rest(engine)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_when_the_last_that_runs_is_aborted_a_batch_is_over(policy):
     engine = Engine.simulated(policy, max_batch_size=2)
     short = engine.add_request(range(3), greedy(1))
