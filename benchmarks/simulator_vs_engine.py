@@ -22,7 +22,7 @@ from cbref import Engine, SamplingParams, calibrate
 from cbref.calibration import MeasuredHardware
 from cbref.executors.roofline import RooflineExecutor
 from cbref.hardware import MODELS
-from cbref.workloads import AZURE, Workload, serve
+from cbref.workloads import AZURE, Workload, draw_lengths, serve
 
 POLICIES = {"static": {}, "orca": {}, "sarathi": {"max_num_batched_tokens": 64}}
 COMPARED = {
@@ -47,8 +47,7 @@ def median(machines: list[MeasuredHardware]) -> MeasuredHardware:
 
 def workload(requests: int, seed: int) -> Workload:
     rng = np.random.default_rng(seed)
-    quantiles = AZURE["conv"]["output"]
-    outputs = np.interp(rng.random(requests), np.linspace(0, 1, len(quantiles)), quantiles) / 16
+    outputs = draw_lengths(AZURE["conv"]["output"], requests, rng) / 16
     prompts = [rng.integers(1, 49_000, n).tolist() for n in rng.integers(8, 160, requests)]
     params = [SamplingParams(max_tokens=max(1, round(n)), ignore_eos=True) for n in outputs]
     return Workload(prompts, params, [0.0] * requests)

@@ -1,13 +1,15 @@
 """Arrivals and lengths: what comes, when, and what a bad file says."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cbref import Engine
-from cbref.workloads import AZURE, azure, chat, read_azure_csv, serve
+from cbref.workloads import AZURE, AZURE_PERCENT, azure, chat, read_azure_csv, serve
 
+TRACES = Path(__file__).resolve().parents[2].parent / "shared/data/azure"
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
@@ -18,9 +20,30 @@ def test_lengths_follow_the_quantiles(kind):
         lengths = np.fromiter(lengths, int)
         quantiles = AZURE[kind][column]
         assert quantiles[0] <= lengths.min() and lengths.max() <= quantiles[-1]
-        for k in range(1, 20):  # about k/20 lie below the k-th quantile, or on it
-            below, upto = np.mean(lengths < quantiles[k]), np.mean(lengths <= quantiles[k])
-            assert below - 0.04 <= k / 20 <= upto + 0.04, (column, k)
+        for percent, quantile in zip(AZURE_PERCENT, quantiles, strict=True):  # about so many lie below it, or on it
+            below, upto = 100 * np.mean(lengths < quantile), 100 * np.mean(lengths <= quantile)
+            spread = 4 * (percent * (100 - percent) / 20_000) ** 0.5  # a rounded length may stand for its neighbour
+            assert below - 4 - spread <= percent <= upto + 4 + spread, (column, percent)
+
+
+@pytest.mark.parametrize("kind", AZURE)
+def test_lengths_are_those_of_the_trace(kind):
+    path = TRACES / f"AzureLLMInferenceTrace_{kind}.csv"
+    if not path.exists():
+        pytest.skip(f"no {path.name}: the traces of the Azure service are not part of the project")
+    trace, work = read_azure_csv(path), azure(kind, 100_000)
+    for column, lengths_of in (("prompt", prompt_lengths), ("output", output_lengths)):
+        real, drawn = lengths_of(trace), lengths_of(work)
+        assert np.abs(np.percentile(real, AZURE_PERCENT) - AZURE[kind][column]).max() <= 0.5
+        assert drawn.mean() == pytest.approx(real.mean(), rel=0.1 if (kind, column) == ("code", "output") else 0.02)
+
+
+def prompt_lengths(work):
+    return np.array([len(prompt) for prompt in work.prompts])
+
+
+def output_lengths(work):
+    return np.array([params.max_tokens for params in work.params])
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
