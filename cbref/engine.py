@@ -71,7 +71,7 @@ class Engine:
         dtype=None,
         device: str | None = None,
         attention=None,
-        use_kernels: bool = False,
+        use_kernels=False,
         seed: int | None = None,
         **policy_options,
     ) -> Engine:
@@ -83,7 +83,7 @@ class Engine:
         dtype, device   None: float32 on the CPU; on a GPU bfloat16, or float16 where the GPU has no bfloat16
         attention       None: what suits the device (``executor.attention_choice`` says what and why); "torch",
                         "triton", or a function with the signature of ``cbref.attention.torch_attention``
-        use_kernels     Triton kernels for RMSNorm and rotary embedding too
+        use_kernels     Triton kernels for RMSNorm and rotary embedding too: True, or {"rmsnorm": f, "rope": g} of yours
         """
         scheduler = make_scheduler(policy, max_num_seqs=max_batch_size, **policy_options)
         from cbref.executors.model import ModelExecutor  # torch starts here, and only for those who want a real model

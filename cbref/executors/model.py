@@ -7,7 +7,7 @@ single tokens and does not mind; attention reads the metadata and keeps the requ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -26,7 +26,8 @@ class ModelExecutor:
 
     attention    None: what suits the device. "torch", "triton" or "triton_mixed" (``cbref.triton_attention``), or a
                  function with the signature of ``cbref.attention.torch_attention``
-    use_kernels  Triton kernels for the model's RMSNorm and rotary embedding too, where they compute the same
+    use_kernels  Triton kernels for the model's RMSNorm and rotary embedding too, where they compute the same: True, or
+                 functions of your own, {"rmsnorm": f, "rope": g} or one of them (``cbref.triton_modules``)
     cuda_graphs  replay steps that only decode as CUDA graphs. None: on a GPU, unless the attention is a function of
                  yours, which may do what a graph cannot hold
 
@@ -43,7 +44,7 @@ class ModelExecutor:
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         attention: str | Callable | None = None,
-        use_kernels: bool = False,
+        use_kernels: bool | Mapping[str, Callable] = False,
         cuda_graphs: bool | None = None,
     ):
         config = model.config
@@ -66,7 +67,7 @@ class ModelExecutor:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.attention, self.attention_choice = choose(attention, config.num_attention_heads, heads, dim, model)
-        self.replaced = replace_modules(model) if use_kernels else {}
+        self.replaced = replace_modules(model, use_kernels) if use_kernels else {}
         block_bytes = 2 * config.num_hidden_layers * block_size * heads * dim * model.dtype.itemsize
         self.num_blocks = num_blocks if num_blocks is not None else self._default_blocks(block_bytes, max_num_seqs)
         blocks = self.num_blocks + 1  # the last is the null block

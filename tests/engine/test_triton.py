@@ -14,6 +14,7 @@ from cbref.request import Chunk, Request
 from cbref.schedulers import POLICIES
 from cbref.triton_attention import BACKENDS
 from cbref.triton_modules import replace_modules
+from cbref_kernels.rmsnorm import rmsnorm_torch
 
 LENGTHS = [1, 5, 8, 13, 2, 30]
 
@@ -160,6 +161,38 @@ def test_a_kernel_that_computes_something_else_than_the_module_is_not_put_in_its
     torch.nn.init.normal_(norm.weight)
     assert replace_modules(gemma)["rmsnorm"] == 0
     assert "forward" not in vars(norm)
+
+
+def test_a_learners_kernel_takes_the_place_of_ours():
+    """Also after a wrong one: what is replaced is the model's own module, not what took its place before."""
+    model, prompts = tiny_model(head_dim=64), prompts_of(LENGTHS)
+    expected = [reference(model, p, 4)[0] for p in prompts]
+    wrong = executor_of(model, use_kernels={"rmsnorm": lambda x, weight, eps: torch.zeros_like(x)})
+    assert [c.token_ids for c in serve(wrong, prompts, greedy(4))] != expected
+    calls = []
+
+    def mine(x, weight, eps):
+        calls.append(x.shape)
+        return rmsnorm_torch(x, weight, eps)
+
+    executor = executor_of(model, use_kernels={"rmsnorm": mine})
+    assert executor.replaced == {"rmsnorm": 2 * model.config.num_hidden_layers + 1}
+    calls.clear()
+    assert [c.token_ids for c in serve(executor, prompts, greedy(4))] == expected
+    assert calls
+
+
+@pytest.mark.parametrize(
+    ("kernels", "words"),
+    [
+        ("rope", "use_kernels is 'rope'; it must be True, False, or functions by name"),
+        ({"norm": rmsnorm_torch}, "use_kernels has 'norm'.*rmsnorm and rope"),
+        ({"rope": 3}, "use_kernels has 'rope': 3"),
+    ],
+)
+def test_kernels_that_cannot_be_used_are_named(llama, kernels, words):
+    with pytest.raises(ValueError, match=words):
+        executor_of(llama, use_kernels=kernels)
 
 
 # ---- CUDA graphs
