@@ -79,7 +79,7 @@ serve-book: $(HTML)/.built
 	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory $(HTML)
 
 notebooks: $(VENV)/.ready
-	@$(BIN)/python tools/execute_notebooks.py
+	@$(ON_CPU) $(BIN)/python tools/execute_notebooks.py
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
 
@@ -94,6 +94,9 @@ test: $(VENV)/.ready
 		$(MAKE) checks && echo "$$now" > $(VENV)/.passed && echo "Every check passed."; \
 	fi
 
+# Outputs are stored and compared as a CPU makes them, also on a machine with a GPU.
+ON_CPU := CUDA_VISIBLE_DEVICES=
+
 # Two processes; the tests of one file stay together, since they share what is slow to make.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
@@ -103,8 +106,9 @@ checks: $(VENV)/.ready
 	@tools/stage imports $(BIN)/lint-imports
 	@tools/stage spelling $(BIN)/codespell
 	@$(MAKE) -s $(HTML)/.built
-	@tools/stage tests $(BIN)/python -m pytest $(SIDE_BY_SIDE)
-	@tools/stage notebooks $(BIN)/python -m pytest $(SIDE_BY_SIDE) --nbval --nbval-current-env --nbval-cell-timeout=300 \
+	@$(ON_CPU) tools/stage tests $(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	@test ! -f _build/page_weights.txt || cat _build/page_weights.txt
+	@$(ON_CPU) tools/stage notebooks $(BIN)/python -m pytest $(SIDE_BY_SIDE) --nbval --nbval-current-env --nbval-cell-timeout=300 \
 		--nbval-sanitize-with tools/nbval_sanitize.cfg $(NOTEBOOKS)
 
 # ---- upkeep -----------------------------------------------------------------------------------------------------------

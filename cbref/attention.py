@@ -211,7 +211,10 @@ def prefill(q, key_cache, value_cache, meta: StepMeta, scale: float, window: int
         if window is not None:
             mask &= seen > at - window
         rows = q[first - skip : last - skip].transpose(0, 1)[None]
-        attended = sdpa(rows, keys, values, mask, scale=scale, enable_gqa=rows.shape[1] > keys.shape[1])
+        group = rows.shape[1] // keys.shape[1]
+        if q.is_cuda and group > 1:  # with a mask, ``enable_gqa`` leaves a GPU nothing but the slow way, in fp32
+            keys, values, group = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), 1
+        attended = sdpa(rows, keys, values, mask, scale=scale, enable_gqa=group > 1)
         out[first - skip : last - skip] = attended[0].transpose(0, 1)
     return out
 

@@ -52,7 +52,7 @@ class Sampler:
                 raw[i] = logits[i].log_softmax(-1)
             if not _is_plain_greedy(request.params):
                 tokens[i] = self._choose(request, logits[i : i + 1])
-        # the one place where the host waits for the device
+        # Here the host waits for the device, and again only for requests that want log probabilities.
         tokens, sound = torch.stack([tokens, sound.to(tokens.dtype)]).tolist()
         return [
             Sampled(

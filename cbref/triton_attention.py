@@ -27,7 +27,8 @@ def triton_attention(
     if window is not None:  # the kernels know no sliding window
         return torch_attention(q, k, v, key_cache, value_cache, meta, scale, window)
     kv_write(k, v, key_cache, value_cache, meta.places)
-    out, n, shape = torch.empty_like(q), meta.shape.decodes, meta.shape
+    n, shape = meta.shape.decodes, meta.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # contiguous, whatever the layout of q
     if n:
         table = meta.block_table[:n, : shape.decode_width]
         decode_attention(q[:n], key_cache, value_cache, table, meta.context_len[:n], scale, out=out[:n])

@@ -55,7 +55,8 @@ def _split_range(context, split, splits, TILE: tl.constexpr):
     return split * length, tl.minimum(split * length + length, context)
 
 
-@triton.jit
+# One compilation serves every step: the metadata are slices, at whatever address, and tables have many widths.
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_table", "context_len"])
 def _attend_kernel(
     q, key_cache, value_cache, block_table, context_len, out, partial_out, partial_lse,  # pointers
     table_stride, scale,
@@ -105,7 +106,7 @@ def _attend_kernel(
         tl.store(partial_lse + part, largest + tl.log2(total), mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["context_len"])
 def _join_kernel(
     partial_out, partial_lse, context_len, out,  # pointers
     query_heads, splits,

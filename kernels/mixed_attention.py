@@ -57,7 +57,11 @@ def _request_of(query_start, slot, requests, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["requests"])
+# One compilation serves every step: the metadata are slices, at whatever address, and tables have many widths.
+@triton.jit(
+    do_not_specialize=["requests", "table_stride"],
+    do_not_specialize_on_alignment=["block_table", "context_len", "query_start"],
+)
 def _mixed_kernel(
     q, key_cache, value_cache, block_table, context_len, query_start, out,  # pointers
     q_token_stride, q_head_stride, table_stride, requests, scale,
@@ -77,8 +81,8 @@ def _mixed_kernel(
 
     rows, columns, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, PADDED_D)[None, :]
     asking = first_query + rows // HEADS  # queries, counted from the chunk's first token
-    head = key_head * GROUP + rows % HEADS
-    packed = (chunk + asking).to(tl.int64)  # 64 bits: tensors may have more than 2**31 numbers
+    head = (key_head * GROUP + rows % HEADS).to(tl.int64)  # 64 bits: tensors may have more than 2**31 numbers
+    packed = (chunk + asking).to(tl.int64)
     query_mask = ((asking < length) & (rows % HEADS < GROUP))[:, None] & (dims < D)
     query_offset = packed * q_token_stride + head * q_head_stride
     queries = tl.load(q + query_offset[:, None] + dims, mask=query_mask, other=0.0)

@@ -51,14 +51,18 @@ def _absorb(queries, keys, values, seen, largest, total, result, scale, PRECISIO
     return new_largest, total, result
 
 
-@triton.jit
+# One compilation serves every step: the metadata are slices, at whatever address, and tables have many widths.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_table", "context_len", "query_start"],
+)
 def _prefill_kernel(
     q, k, v, key_cache, value_cache, block_table, context_len, query_start, out,  # pointers
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride, table_stride, scale,
     KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, request, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, request, head = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     chunk = tl.load(query_start + request)  # the packed row of the chunk's first token
     length = tl.load(query_start + request + 1) - chunk
     first_query = tile * BLOCK_M
@@ -69,7 +73,7 @@ def _prefill_kernel(
 
     rows, columns, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, PADDED_D)[None, :]
     asking = first_query + rows  # queries, counted from the chunk's first token
-    packed = (chunk + asking).to(tl.int64)[:, None]  # 64 bits: tensors may have more than 2**31 numbers
+    packed = (chunk + asking).to(tl.int64)[:, None]  # 64 bits, as for heads: tensors may have more than 2**31 numbers
     query_mask = (asking < length)[:, None] & (dims < D)
     queries = tl.load(q + packed * q_token_stride + head * q_head_stride + dims, mask=query_mask, other=0.0)
 

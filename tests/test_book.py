@@ -102,8 +102,11 @@ def test_images_say_what_they_show_and_headings_are_in_order(page, book_html, na
         assert level <= before + 1, f"heading {text!r} is of level {level}, under one of level {before}"
 
 
-def test_pages_are_light(page, book_html, capsys):
-    """Each page with what only it loads: its pictures. Theme, search index and formulas are loaded once for all."""
+def test_pages_are_light(page, book_html):
+    """Each page with what only it loads: its pictures. Theme, search index and formulas are loaded once for all.
+
+    The weights go into a file, which `make test` prints: what a test prints stays in its process.
+    """
     shared, weights = set(), {}
     for name in PAGES:
         open_page(page, book_html, name)
@@ -115,13 +118,13 @@ def test_pages_are_light(page, book_html, capsys):
                 (own if "_images" in path.parts else shared).add(path)
         weights[name] = sum(path.stat().st_size for path in own)
     total = sum(path.stat().st_size for path in shared)
-    with capsys.disabled():
-        print("\nkB a page: " + ", ".join(f"{Path(n).name} {w / 1000:.0f}" for n, w in weights.items()))
-        print(f"kB that all pages share: {total / 1000:.0f}")
+    pages = ", ".join(f"{Path(name).name} {weight / 1000:.0f}" for name, weight in weights.items())
+    sums = f"all pages {sum(weights.values()) / 1000:.0f}, and {total / 1000:.0f} that they share"
+    (book_html.parent / "page_weights.txt").write_text(f"kB a page: {pages}; {sums}\n")
     assert {name: weight for name, weight in weights.items() if weight > HEAVIEST} == {}
 
 
-@pytest.mark.parametrize("name", [PAGES[0], PAGES[-1], "book/convoy"])
+@every_page
 def test_page_prints(page, book_html, name):
     """On paper there is the chapter alone, with nothing folded away and nothing cut off."""
     open_page(page, book_html, name)

@@ -75,6 +75,7 @@ def backends_agree(machine: Machine) -> Iterator[Row]:
                 yield not_run(what, NO_GPU)
             else:
                 yield from attempt(what, _agree(machine, what, chunk, options, expected))
+                machine.release()
 
 
 def _agree(machine: Machine, what: str, chunk: int, options: dict, expected: torch.Tensor) -> Iterator[Row]:
@@ -97,6 +98,7 @@ def no_host_waits(machine: Machine) -> Iterator[Row]:
             yield not_run(what, NO_GPU)
         else:
             yield from attempt(what, _waits(machine, what, attention, graphs, chunk))
+            machine.release()
 
 
 @torch.inference_mode()

@@ -35,6 +35,7 @@ class DecodeGraphs:
         self._forward, self._device, self._strict = forward, device, strict
         self._capture = capture or CudaCapture()
         self._captured: dict[tuple[int, int], tuple[torch.Tensor, Callable, torch.Tensor] | None] = {}
+        self._logits: torch.Tensor | None = None  # of the last step, whichever graph made them
 
     @staticmethod
     def bucket(chunks: list[Chunk], block_size: int) -> tuple[int, int]:
@@ -50,7 +51,7 @@ class DecodeGraphs:
         if key not in self._captured:
             static = numbers.clone()
             try:
-                self._captured[key] = (static, *self._capture(lambda: self._forward(static, shape)))
+                self._captured[key] = (static, *self._capture(lambda: self._run(static, shape)))
             except RuntimeError as error:  # out of memory, or an operation that a graph cannot hold
                 if self._strict:
                     raise
@@ -63,23 +64,37 @@ class DecodeGraphs:
         replay()
         return logits
 
+    def _run(self, numbers: torch.Tensor, shape: StepShape) -> torch.Tensor:
+        """A forward pass whose logits go where all graphs put theirs: they are large, and one step's are enough."""
+        logits = self._forward(numbers, shape)
+        if self._logits is None or len(self._logits) < len(logits):  # in the run before the recording
+            self._logits = torch.empty_like(logits)
+        return self._logits[: len(logits)].copy_(logits)
+
 
 class CudaCapture:
-    """Records what a function launches. The graphs share one pool of memory, since only one runs at a time."""
+    """Records what a function launches. The graphs share one pool of memory, since only one runs at a time.
+
+    One stream records them all, since libraries keep a workspace for each stream that they meet.
+    """
 
     def __init__(self):
-        self._pool = None
+        self._stream = self._pool = None
 
     def __call__(self, function: Callable) -> tuple[Callable, torch.Tensor]:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # the first run compiles kernels and sets up libraries, which a graph cannot hold
+        current = torch.cuda.current_stream()
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):  # the first run compiles kernels and sets up libraries: not for a graph
             function()
-        torch.cuda.current_stream().wait_stream(side)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = function()
+        try:  # what other threads do with the GPU is no part of the graph, and no error
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                output = function()
+        finally:  # a failed recording leaves its stream current
+            torch.cuda.set_stream(current)
         return graph.replay, output
 
 

@@ -6,6 +6,8 @@ single tokens and does not mind; attention reads the metadata and keeps the requ
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from collections.abc import Callable, Mapping
 
@@ -93,11 +95,22 @@ class ModelExecutor:
 
     def _default_blocks(self, block_bytes: int, max_num_seqs: int) -> int:
         enough = max_num_seqs * -(-self.max_model_len // self.block_size)
-        budget = int(0.8 * torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else 1 << 30
+        budget = 1 << 30
+        if self.device.type == "cuda":
+            gc.collect()  # executors that are gone may still hold their memory
+            torch.cuda.empty_cache()
+            budget = int(0.8 * torch.cuda.mem_get_info(self.device)[0])
         return max(1, min(enough, budget // block_bytes))
 
-    @torch.inference_mode()
     def execute(self, chunks: list[Chunk], pool: BlockPool) -> list[Sampled | None]:
+        with torch.inference_mode(), self._device_context():
+            return self._execute(chunks, pool)
+
+    def _device_context(self):
+        """Triton launches on the current device, and graphs record there: it has to be the model's."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+
+    def _execute(self, chunks: list[Chunk], pool: BlockPool) -> list[Sampled | None]:
         order = sorted(range(len(chunks)), key=lambda i: len(chunks[i]) > 1)  # decodes first
         ordered = [chunks[i] for i in order]
         if self._graphs and all(len(c) == 1 and c.yields_token for c in ordered):
@@ -107,6 +120,8 @@ class ModelExecutor:
             rows, shape = pack_step(ordered, pool)
             logits = self._forward(to_device(rows, self.device), shape)
         ends = [i for i in order if chunks[i].yields_token]
+        if not ends and self.device.type == "cuda":  # no token to wait for: wait for the step, whose time is recorded
+            torch.cuda.synchronize(self.device)
         asking = [chunks[i].request for i in ends for _ in (0, *chunks[i].draft)]
         answers = iter(self._sampler(asking, logits))
         sampled: list[Sampled | None] = [None] * len(chunks)
