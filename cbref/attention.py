@@ -4,7 +4,7 @@
 step's metadata travels in one private keyword, ``cb_meta``: nothing is global, and no name that ``transformers`` may
 claim is used.
 
-Shapes: T tokens in the step, Hq query heads, Hkv key heads (Hq a multiple of Hkv), D head dimension.
+Shapes: T tokens in the step, Hq query heads, Hkv KV heads (Hq a multiple of Hkv), D head dimension.
 """
 
 from __future__ import annotations

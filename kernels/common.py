@@ -15,14 +15,14 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def check_heads(query_heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> int:
-    """The number of query heads on one key head; ``ValueError`` for what the attention kernels cannot take."""
+    """The number of query heads on one KV head; ``ValueError`` for what the attention kernels cannot take."""
     if dim not in HEAD_DIMS:
         raise ValueError(
             f"head dimension is {dim}; the kernels take {', '.join(map(str, HEAD_DIMS))}: use attention='torch'"
         )
     if query_heads % key_heads or query_heads // key_heads > 8:
         raise ValueError(
-            f"{query_heads} query heads on {key_heads} key heads; the kernels take 1 to 8 whole heads on each: "
+            f"{query_heads} query heads on {key_heads} KV heads; the kernels take 1 to 8 whole heads on each: "
             "use attention='torch'"
         )
     if dtype not in DTYPES:

@@ -3,14 +3,14 @@
 A decode step reads every key and value of every past once, and uses each number in one multiply-add per query head: it
 is bound by memory, so the kernel's one aim is to keep the memory busy and to load nothing twice. Three ideas:
 
-1. Grouped heads share a load (grouped-query attention). The ``group`` query heads of one key head become the rows of
+1. Grouped heads share a load (grouped-query attention). The ``group`` query heads of one KV head become the rows of
    one tile. The tensor cores want 16 rows, so the tile has 16, and those past ``group`` are zeros nobody reads:
 
        queries [16, D]     head 0 of the group  q q q q q q        keys [TILE, D]: loaded once, used by all rows
                            head 1               q q q q q q
                            padding              0 0 0 0 0 0  ...
 
-2. The past is cut into splits (Flash-Decoding: Dao, Haziza, Massa and Sizov, 2023). Four requests on eight key heads
+2. The past is cut into splits (Flash-Decoding: Dao, Haziza, Massa and Sizov, 2023). Four requests on eight KV heads
    are 32 programs: on a GPU of 132 multiprocessors most would idle. So several programs share one past, each takes a
    contiguous range of whole tiles, and a second, small kernel joins what they found:
 
@@ -25,13 +25,13 @@ is bound by memory, so the kernel's one aim is to keep the memory busy and to lo
    block_size]`` at offset ``t % block_size``. A tile's tokens are looked up one by one, so blocks of any size do:
 
        block_table[request]   7 2 9 .        (beyond the context: not read)
-       caches                 [blocks, block_size, Hkv, D]: a token's vector of one key head is D contiguous numbers
+       caches                 [blocks, block_size, Hkv, D]: a token's vector of one KV head is D contiguous numbers
 
 Inside a split runs the online softmax (Milakov and Gimelshein, 2018; FlashAttention: Dao et al., 2022, section 3.1): a
 running maximum and a running sum, both rescaled when a tile brings a larger maximum. Powers of two replace those of e,
 as the hardware has exp2: the factor log2(e) goes into ``scale``, and log-sum-exps are in base two.
 
-Shapes: B requests, Hq query heads, Hkv key heads, D head dimension, group = Hq // Hkv, N blocks in the widest table.
+Shapes: B requests, Hq query heads, Hkv KV heads, D head dimension, group = Hq // Hkv, N blocks in the widest table.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _attend_kernel(
     GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Key heads vary fastest: programs that start together read neighbouring memory, for a token's heads lie in a row.
+    # KV heads vary fastest: programs that start together read neighbouring memory, for a token's heads lie in a row.
     key_head, split, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     key_heads, splits = tl.num_programs(0), tl.num_programs(1)
     context = tl.load(context_len + request)
@@ -220,7 +220,7 @@ def _check(q, key_cache, value_cache, block_table, context_len, out) -> None:
         if cache.shape != expected or cache.dtype != q.dtype or not cache.is_contiguous():
             raise ValueError(
                 f"{name} is {tuple(cache.shape)} of {cache.dtype} with strides {cache.stride()}; it must be {expected} "
-                f"of q's {q.dtype}, contiguous: allocate it as [blocks, block_size, key heads, D]"
+                f"of q's {q.dtype}, contiguous: allocate it as [blocks, block_size, KV heads, D]"
             )
     if batch > 65535:
         raise ValueError(f"{batch} requests; a launch takes 65535: split the batch")
@@ -260,7 +260,7 @@ def decode_attention_torch(
         position = torch.arange(context, device=q.device)
         block, offset = block_table[i, position // block_size], position % block_size
         keys, values = key_cache[block, offset].float(), value_cache[block, offset].float()  # [context, Hkv, D]
-        queries = q[i].float().view(key_heads, -1, dim)  # query head h reads key head h // group
+        queries = q[i].float().view(key_heads, -1, dim)  # query head h reads KV head h // group
         scores = torch.einsum("hgd,chd->hgc", queries, keys) * scale
         out[i] = torch.einsum("hgc,chd->hgd", scores.softmax(-1), values).reshape(-1, dim)
     return out

@@ -3,7 +3,7 @@
 A decode is a chunk of length one. So one kernel can serve a whole step, if it finds by itself which request a program
 works for, and if all keys and values, the step's own included, are in the paged cache before (``kv_write``).
 
-1. A tile of the rows of one key head. The query heads that share it (grouped-query attention) and BLOCK_Q tokens that
+1. A tile of the rows of one KV head. The query heads that share it (grouped-query attention) and BLOCK_Q tokens that
    follow each other fill the tile; all rows use the same tile of keys. With a group of 3, padded to 4:
 
        row  0 1 2 3   4 5 6 7   8 9 ...         row = token * HEADS + head, HEADS = 4
@@ -68,7 +68,7 @@ def _mixed_kernel(
     KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Key heads vary fastest: programs that start together read neighbouring memory, for a token's heads lie in a row.
+    # KV heads vary fastest: programs that start together read neighbouring memory, for a token's heads lie in a row.
     slot, key_head = tl.program_id(0) // KEY_HEADS, tl.program_id(0) % KEY_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     request = _request_of(query_start, slot, requests, BLOCK_Q)

@@ -19,11 +19,11 @@ The fresh keys are in hand already, contiguous, so the kernel reads them there a
 
 One program computes a tile of BLOCK_M queries of one head. It walks over the keys in tiles of BLOCK_N and never holds
 more than one tile of logits: the *online softmax* (Milakov and Gimelshein, 2018) in the loop order of FlashAttention-2
-(Dao, 2023, section 3.1). For each query it carries the largest logit so far, the sum of exp(logit - largest) and the
+(Dao, 2024, section 3.1). For each query it carries the largest logit so far, the sum of exp(logit - largest) and the
 sum of exp(logit - largest) * value; when a larger logit turns up, both sums are rescaled. Exponentials are powers of
 two, since that is the GPU's instruction: exp(x) = exp2(x * log2(e)), with log2(e) folded into the scale.
 
-The query heads of a group share one key head, and here each reads it on its own. A tile has enough queries to keep the
+The query heads of a group share one KV head, and here each reads it on its own. A tile has enough queries to keep the
 tensor cores busy without its neighbours, and what the first head fetched, the others find in the L2 cache.
 """
 

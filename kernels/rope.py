@@ -19,11 +19,11 @@ cos and sin come as transformers' rotary layer gives them: a row for each token,
 two halves usually equal. So the kernel needs no positions, and every scaling of the frequencies works.
 
 A program turns a tile of HEADS heads of one token: it loads both halves of the tile and writes both, so every number
-is read once and written once. Of the programs of token t, the first do its query heads and the others its key heads:
+is read once and written once. Of the programs of token t, the first do its query heads and the others its KV heads:
 
     program (t, 0)   query heads 0 .. HEADS-1
     program (t, 1)   query heads HEADS .. 2*HEADS-1  (those beyond Hq are masked)
-    program (t, 2)   key heads 0 .. HEADS-1
+    program (t, 2)   KV heads 0 .. HEADS-1
 
 q and k may be views with any strides in their first two dimensions, as transformers hands them: it computes them as one
 matrix product and transposes the result.

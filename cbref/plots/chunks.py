@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cbref.plots.serving import HATCHED, PALETTE
+from cbref.plots.serving import HATCHED, PALETTE, titled
 from cbref.strings import load
 
 SHADE = {"facecolor": "#fbe3bd", "edgecolor": "none"}
@@ -43,7 +43,7 @@ def stall_lanes(
         Patch(label=words["prompt"], **SHADE),
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
-    return fig
+    return titled(fig, words["title_stall_lanes"])
 
 
 def trade(points: Mapping[int | None, tuple[float, float]], limit: float | None = None) -> Figure:
@@ -70,7 +70,7 @@ def trade(points: Mapping[int | None, tuple[float, float]], limit: float | None 
     axes.margins(x=0.1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.spines[["top", "right"]].set_visible(False)
-    return fig
+    return titled(fig, words["title_trade"])
 
 
 def chunk_costs(past: Sequence[int], parts: Mapping[str, Sequence[float]], alone: float) -> Figure:
@@ -95,7 +95,7 @@ def chunk_costs(past: Sequence[int], parts: Mapping[str, Sequence[float]], alone
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], frameon=False, fontsize=9, ncols=2, loc="upper left")
-    return fig
+    return titled(fig, words["title_chunk_costs"])
 
 
 def tiles(
@@ -120,4 +120,4 @@ def tiles(
     axes.xaxis.set_major_locator(plt.MultipleLocator(128))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_tiles"])

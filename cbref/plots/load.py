@@ -10,7 +10,7 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from cbref.metrics import SLO, RequestMetrics
-from cbref.plots.serving import HATCHED, PALETTE, STYLES
+from cbref.plots.serving import HATCHED, PALETTE, STYLES, titled
 from cbref.request import Status
 from cbref.strings import load
 
@@ -33,7 +33,7 @@ def printed_and_ran(printed: Sequence[int], ran: Sequence[int]) -> Figure:
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper right")
-    return fig
+    return titled(fig, words["title_printed_and_ran"])
 
 
 def state_machine(counts: Mapping[tuple[Status, Status], int]) -> Figure:
@@ -52,7 +52,7 @@ def state_machine(counts: Mapping[tuple[Status, Status], int]) -> Figure:
         _arrow(axes, source, target, words["times"].format(count=count) if count else words["never"], count > 0)
     axes.set(xlim=(-0.4, 2.4), ylim=(1.25, -0.75))
     axes.set_axis_off()
-    return fig
+    return titled(fig, words["title_state_machine"])
 
 
 def _arrow(axes, source: Status, target: Status, label: str, seen: bool) -> None:
@@ -107,7 +107,38 @@ def under_load(results: Mapping[str, Sequence[tuple[float, Mapping]]], slo: SLO,
     panels[2].set_xlabel(words["rate"])
     handles, labels = panels[2].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_under_load"])
+
+
+def goodput_curves(results: Mapping[str, Sequence[tuple[float, Mapping]]], slo: SLO) -> Figure:
+    """TBT over throughput, and goodput over the rate of arrivals, both as the load grows; one curve a policy.
+
+    results  title -> (requests per second, ``Engine.summary`` with this SLO) for each rate, as for ``under_load``
+    Goodput is the rate times the share within the SLO. The summary's goodput divides by the whole run, and in a short
+    run the time after the last arrival counts for much: it would lie far below the ideal even if all met the SLO.
+    """
+    words = load("plots_load")
+    fig, (latency, good) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for i, (title, points) in enumerate(results.items()):
+        rates, summaries = zip(*points, strict=True)
+        style = {"color": COLOURS[i % 4], "linestyle": STYLES[i % 4], "marker": MARKERS[i % 4]}
+        label = words.get(f"run_{title}", title)
+        latency.plot([s["tokens_per_second"] for s in summaries], [s["tbt"]["p99"] for s in summaries], **style)
+        good.plot(rates, [r * s["slo"]["attainment"] for r, s in points], label=label, **style)
+    latency.set(xlabel=words["tokens_per_second"], ylabel=words["tbt_p99"], yscale="log", xlim=(0, None))
+    latency.axhline(slo.tbt, color="#767676", linewidth=1)
+    latency.text(1.0, slo.tbt, words["limit"], transform=latency.get_yaxis_transform(), va="center", fontsize=9)
+    latency.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    latency.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    highest = max(rate for points in results.values() for rate, _ in points)
+    good.plot([0, highest], [0, highest], ":", color="#767676", linewidth=1.2, label=words["all_good"])
+    good.set(xlabel=words["rate"], ylabel=words["goodput"], xlim=(0, None), ylim=(0, None))
+    good.xaxis.set_major_locator(MaxNLocator(5))
+    good.yaxis.set_major_locator(MaxNLocator(5))
+    for axes in (latency, good):
+        axes.spines[["top", "right"]].set_visible(False)
+    fig.legend(*good.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return titled(fig, words["title_goodput_curves"])
 
 
 def waits_by_size(runs: Mapping[str, tuple[Sequence[int], Sequence[RequestMetrics]]]) -> Figure:
@@ -125,4 +156,4 @@ def waits_by_size(runs: Mapping[str, tuple[Sequence[int], Sequence[RequestMetric
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set(xlim=(0, None), ylim=(0, None), ylabel=words["wait"])
     fig.supxlabel(words["size"], fontsize=10)
-    return fig
+    return titled(fig, words["title_waits_by_size"])

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter
 
 from cbref.kv_cache import BlockPool
-from cbref.plots.serving import HATCHED, PALETTE, STYLES
+from cbref.plots.serving import HATCHED, PALETTE, STYLES, titled
 from cbref.strings import load
 
 COLUMNS = 8  # blocks in a row of a drawn pool
@@ -52,7 +52,7 @@ def live_share(shares: Mapping[str, Mapping[str, float]]) -> Figure:
         Patch(label=words["wasted"], **{**HATCHED, "linewidth": 0.5}),
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_live_share"])
 
 
 def memory_strips(strips: Mapping[str, Sequence[tuple[int, int, str]]], size: int) -> Figure:
@@ -78,7 +78,7 @@ def memory_strips(strips: Mapping[str, Sequence[tuple[int, int, str]]], size: in
         axes.spines[["top", "right", "left"]].set_visible(False)
     panels[-1, 0].set_xlabel(words["place"])
     panels[-1, 0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    return fig
+    return titled(fig, words["title_memory_strips"])
 
 
 def block_size_trade(sizes: Sequence[int], wasted: Sequence[float], entries: Sequence[float]) -> Figure:
@@ -94,7 +94,7 @@ def block_size_trade(sizes: Sequence[int], wasted: Sequence[float], entries: Seq
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.spines[["top", "right"]].set_visible(False)
-    return fig
+    return titled(fig, words["title_block_size_trade"])
 
 
 def pool_map(pool: BlockPool, stored: Mapping[str, int], idle: Collection[int] = ()) -> Figure:
@@ -134,7 +134,7 @@ def pool_map(pool: BlockPool, stored: Mapping[str, int], idle: Collection[int] =
     if idle:
         handles.append(Patch(label=words["cell_idle"], facecolor="#f4f4f4", edgecolor="#555555", linestyle="--"))
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_pool_map" if stored else "title_pool_map_blocks"])
 
 
 def _cell(axes: Axes, x: float, y: float, height: float, full: float, colours: Sequence[str], idle: bool) -> None:
@@ -169,4 +169,4 @@ def capacity(runs: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_capacity"])

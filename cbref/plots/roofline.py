@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from cbref.hardware import Hardware
-from cbref.plots.serving import PALETTE
+from cbref.plots.serving import PALETTE, titled
 from cbref.strings import load
 
 COLOURS = (PALETTE[6], PALETTE[5], PALETTE[2], PALETTE[4], PALETTE[1], PALETTE[0])
@@ -55,7 +55,7 @@ def roofline(gpus: Sequence[Hardware], marks: Mapping[str, float] | None = None)
     fig.legend(
         title=words["ridge"], frameon=False, fontsize=9, title_fontsize=9, loc="outside lower center", ncols=columns
     )
-    return fig
+    return titled(fig, words["title_roofline"])
 
 
 def intensities(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], gpus: Sequence[Hardware] = ()) -> Figure:
@@ -73,7 +73,7 @@ def intensities(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], g
     axes.set_yscale("log", base=2)
     _plain_numbers(axes.yaxis, [1, 4, 8, 16, 64, 256, 1024])
     fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_intensities"])
 
 
 def relative_times(
@@ -96,7 +96,7 @@ def relative_times(
     axes.set_ylim(0.7, top * 1.6)
     _plain_numbers(axes.yaxis, [1, 2, 4, 8, 16, 32, 64, 128])
     fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words.get(f"title_relative_times_{xlabel}", words["title_relative_times"]))
 
 
 def bytes_read(steps: Mapping[str, tuple[float, float, int]]) -> Figure:
@@ -118,7 +118,7 @@ def bytes_read(steps: Mapping[str, tuple[float, float, int]]) -> Figure:
         _open(axes)
     panels[0].invert_yaxis()
     fig.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_bytes_read"])
 
 
 def prompt_and_decode(machines: Mapping[str, Mapping]) -> Figure:
@@ -138,7 +138,7 @@ def prompt_and_decode(machines: Mapping[str, Mapping]) -> Figure:
         axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
     prompt.set_ylabel(words["ms"])
     fig.legend(*prompt.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_prompt_and_decode"])
 
 
 # ---- parts of the above

@@ -21,6 +21,17 @@ from cbref.strings import load
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#D55E00", "#0072B2", "#999999")
 STYLES = ("-", "--", "-.", ":")
 HATCHED = {"facecolor": "#f4f4f4", "edgecolor": "#9a9a9a", "hatch": "////", "linewidth": 0.0}
+TITLE_ROOM = 0.3  # inches
+
+
+def titled(fig: Figure, title: str) -> Figure:
+    """The figure with a title at its upper left: captions are metadata, which JupyterLab, Colab and GitHub do not show.
+
+    The figure grows, so that its panels keep their size.
+    """
+    fig.set_figheight(fig.get_figheight() + TITLE_ROOM)
+    fig.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return fig
 
 
 def slot_timeline(
@@ -54,7 +65,7 @@ def slot_timeline(
         Patch(label=words["prefill"], facecolor="white", edgecolor="black", linewidth=1.6),
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_slot_timeline"])
 
 
 def _draw_slots(axes: Axes, steps: Sequence[StepRecord], slots: int, clock: str, names: Mapping[str, str]) -> float:
@@ -104,7 +115,7 @@ def kv_memory(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel(words["kv_tokens"])
     panels[0, -1].legend(frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_kv_memory"])
 
 
 def token_times(runs: Mapping[str, Sequence[Completion]], *, clock: str = "seconds") -> Figure:
@@ -161,7 +172,7 @@ def token_times(runs: Mapping[str, Sequence[Completion]], *, clock: str = "secon
     fig.legend(
         *panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9
     )
-    return fig
+    return titled(fig, words["title_token_times"])
 
 
 def batch_scaling(batch_sizes: Sequence[int], step_seconds: Sequence[float]) -> Figure:
@@ -175,7 +186,7 @@ def batch_scaling(batch_sizes: Sequence[int], step_seconds: Sequence[float]) -> 
     axes.set(xlabel=words["batch_size"], ylabel=words["relative"], xticks=batch_sizes, ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_batch_scaling"])
 
 
 def batch_composition(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
@@ -194,7 +205,7 @@ def batch_composition(runs: Mapping[str, Sequence[StepRecord]]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(words["step"])
     fig.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_batch_composition"])
 
 
 def latencies(runs: Mapping[str, Sequence[RequestMetrics]]) -> Figure:
@@ -211,7 +222,7 @@ def latencies(runs: Mapping[str, Sequence[RequestMetrics]]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     first.set_ylabel(words["share"])
     between.legend(frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_latencies"])
 
 
 def load_curve(results: Mapping[str, Sequence[tuple[float, float]]], ylabel: str = "tbt_p99") -> Figure:
@@ -225,4 +236,4 @@ def load_curve(results: Mapping[str, Sequence[tuple[float, float]]], ylabel: str
     axes.set(xlabel=words["rate"], ylabel=words.get(ylabel, ylabel), yscale="log")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_load_curve"])

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from cbref.plots.serving import PALETTE
+from cbref.plots.serving import PALETTE, titled
 from cbref.strings import load
 
 COLOURS = (PALETTE[6], PALETTE[5], PALETTE[2], PALETTE[4], PALETTE[1])
@@ -44,7 +44,7 @@ def draft_lengths(kinds: Mapping[str, Sequence[tuple[int, float | None, float]]]
         axes.set_ylim(bottom=0)
     left.yaxis.set_major_formatter(PercentFormatter(1))
     fig.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_draft_lengths"])
 
 
 def chunk_cost(curves: Mapping[str, Curve]) -> Figure:
@@ -59,7 +59,7 @@ def chunk_cost(curves: Mapping[str, Curve]) -> Figure:
     axes.set_ylim(0, max(line.get_ydata().max() for line in axes.get_lines()[:-1]) * 1.15)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     fig.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_chunk_cost"])
 
 
 def speedups(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
@@ -79,7 +79,7 @@ def speedups(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
     plots[0, 0].set_ylabel(words["speedup"])
     plots[0, 0].text(1, 0.08, words["no_gain"], fontsize=9, color="#333333")
     fig.legend(*plots[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_speedups"])
 
 
 def attainment(by_rate: Mapping[str, Curve], by_limit: Mapping[str, Curve]) -> Figure:
@@ -97,7 +97,7 @@ def attainment(by_rate: Mapping[str, Curve], by_limit: Mapping[str, Curve]) -> F
     _ticks(right.xaxis, [10, 20, 50, 100, 200, 500])
     left.set_ylabel(words["attainment"])
     fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return fig
+    return titled(fig, words["title_attainment"])
 
 
 def _curve(axes: Axes, i: int, label: str, x: Sequence[float], y: Sequence[float]) -> None:

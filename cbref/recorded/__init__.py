@@ -1,7 +1,7 @@
 """Small tables of what others measured on GPUs, and of what the kernels compile to, for figures without a GPU.
 
 Each JSON file says what it is, its source, licence and machine, and what was left out. They are made from larger files
-by ``tests/book/test_recorded.py``, which also compares.
+by ``tests/book/test_recorded.py``, which also compares, or by the script of the same name in ``benchmarks/``.
 """
 
 import json

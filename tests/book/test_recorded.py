@@ -5,9 +5,11 @@
 
 import csv
 import json
+import re
 import statistics
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ LINEAR = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 288, 384, 512, 768, 1024, 1536, 2048, 4096)
 VIDUR = {
     "cite": "Agrawal et al., Vidur: A Large-Scale Simulation Framework for LLM Inference, MLSys 2024",
+    "published": 2024,
     "url": "https://arxiv.org/abs/2405.05465",
     "licence": "MIT",
 }
@@ -80,6 +83,7 @@ def whole_model() -> dict:
         "model": "llama-2-70b",
         "tensor_parallel": 8,
         "cite": "Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024",
+        "published": 2024,
         "url": "https://arxiv.org/abs/2311.18677",
         "licence": "MIT",
         "left_out": "other prompts, batches and tensor parallel degrees of the published table",
@@ -97,15 +101,18 @@ def compiled() -> dict:
     """Which matrix instructions the attention kernels become."""
     program = (
         "import json, sys; sys.path.insert(0, 'tools'); import kernel_report as k; "
-        f"print(json.dumps([r for n in {COMPILED} for t in {tuple(TARGETS)} for r in k.compile_case(n, t)]))"
+        f"found = [r for n in {COMPILED} for t in {tuple(TARGETS)} for r in k.compile_case(n, t)]; "
+        "print(json.dumps([k.triton.__version__, found]))"
     )
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    found = json.loads(run.stdout.splitlines()[-1])
+    version, found = json.loads(run.stdout.splitlines()[-1])
     keys = ("kernel", "gpu", "matrix")
     return {
         "what": "matrix instructions in the compiled attention kernels, head dimension 128, fp16",
         "machine": "compiled by Triton on a CPU for the GPU named; nothing was run",
         "cite": "tools/kernel_report.py",
+        "triton": version,
+        "date": datetime.now(UTC).date().isoformat(),
         "rows": [dict(zip(keys, (r["kernel"], TARGETS[r["target"]], r["matrix"]), strict=True)) for r in found],
     }
 
@@ -122,15 +129,23 @@ def test_tables_follow_from_the_measurements(name):
 
 def test_kernels_still_compile_to_that():
     pytest.importorskip("triton")
-    assert recorded.load("matrix_instructions") == compiled()
+    date = recorded.load("matrix_instructions")["date"]
+    assert recorded.load("matrix_instructions") == compiled() | {"date": date}  # of the day when the table was made
 
 
 def test_every_table_names_its_source():
     tables = {file.stem: recorded.load(file.stem) for file in (ROOT / "cbref" / "recorded").glob("*.json")}
-    assert set(tables) == {*MADE, "matrix_instructions"}
+    made_here = {*MADE, "matrix_instructions"}
+    assert made_here <= set(tables)
+    for name in set(tables) - made_here:
+        assert (ROOT / "benchmarks" / f"{name}.py").exists(), f"nothing makes {name}"
     for name, table in tables.items():
         assert table["cite"] and table["what"], name
-        assert name == "matrix_instructions" or (table["licence"] == "MIT" and table["url"] and table["left_out"]), name
+        if name == "matrix_instructions":
+            assert datetime.fromisoformat(table["date"]) and re.fullmatch(r"\d+\.\d+\.\d+", table["triton"])
+        else:
+            assert table["licence"] in ("MIT", "CC BY 4.0") and table["url"] and table["left_out"], name
+            assert table["cite"].endswith(f" {table['published']}"), name
 
 
 def test_the_figures_of_the_fact_sheet():

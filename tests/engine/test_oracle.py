@@ -88,7 +88,7 @@ def test_chat_prompts_and_text_are_encoded_by_the_models_own_tokenizer(smollm, s
 # ---- small models: shapes
 
 
-GROUPS = {"one head each": (4, 4), "three to one": (6, 2), "five to one": (5, 1)}  # query heads, key heads
+GROUPS = {"one head each": (4, 4), "three to one": (6, 2), "five to one": (5, 1)}  # query heads, KV heads
 KINDS = {
     "llama": {},
     "qwen3": {},  # normalises queries and keys

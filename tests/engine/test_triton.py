@@ -37,7 +37,7 @@ def executor_of(model, **options):
 
 @pytest.fixture(scope="module")
 def llama():
-    """Three query heads on each key head, of a dimension that the kernels take."""
+    """Three query heads on each KV head, of a dimension that the kernels take."""
     return tiny_model(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=64)
 
 
@@ -113,7 +113,7 @@ def test_what_the_user_asks_for_is_said_too(llama):
     ("config", "dtype", "why"),
     [
         ({"head_dim": 8}, None, r"head dimension is 8.*64, 80, 96.*attention='torch'"),
-        ({"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 64}, None, r"16 query heads on 1 key heads"),
+        ({"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 64}, None, r"16 query heads on 1 KV heads"),
         ({"head_dim": 64}, torch.bfloat16, r"bfloat16.*attention='torch'"),
     ],
 )

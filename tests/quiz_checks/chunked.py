@@ -18,7 +18,7 @@ def prompt_shares(prompt, budget, decodes):
 
 
 def chunked_steps():
-    return len(prompt_shares(50_000, 512, 30))
+    return len(prompt_shares(40_000, 1024, 64))
 
 
 def chunked_reread():

@@ -1,7 +1,7 @@
 """The numeric answers of the quiz on memory, computed with cbref."""
 
 from cbref import Engine, SamplingParams
-from cbref.hardware import MODELS
+from cbref.hardware import ModelShape
 from cbref.kv_cache import BlockPool
 from cbref.request import Request
 
@@ -15,7 +15,8 @@ def memory_blocks():
 
 
 def memory_bytes():
-    return 8192 * MODELS["llama-3-8b"].kv_bytes_per_token / 2**30
+    shape = ModelShape("", layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128, intermediate=0, vocab=0)
+    return 4096 * shape.kv_bytes_per_token / 2**30
 
 
 def memory_shared():

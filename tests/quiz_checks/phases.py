@@ -1,5 +1,7 @@
 """The numeric answers of the quiz of the chapter on prefill and decode, computed."""
 
+import torch
+
 from cbref import Engine, SamplingParams
 from cbref.hardware import MODELS, Hardware, ModelShape
 
@@ -27,4 +29,17 @@ def phases_steps():
 
 
 def phases_cache():
-    return round(64 * 2000 * MODELS["llama-3-8b"].kv_bytes_per_token / 1e9, 1)
+    return round(48 * 3000 * MODELS["llama-3-8b"].kv_bytes_per_token / 1e9, 1)
+
+
+def phases_join():
+    """Parts of one past whose scores give these outputs and sums: one key of score 0, three of score 0."""
+    values = torch.tensor([2.0, 10.0, 10.0, 10.0], dtype=torch.float64)
+    scores = torch.zeros(4, dtype=torch.float64)
+    parts = [slice(0, 1), slice(1, 4)]
+    outputs = torch.stack([scores[p].softmax(0) @ values[p] for p in parts])
+    lse = torch.stack([scores[p].logsumexp(0) for p in parts])
+    assert outputs.tolist() == [2, 10] and torch.allclose(lse.exp(), torch.tensor([1.0, 3.0], dtype=torch.float64))
+    whole = scores.softmax(0) @ values
+    assert torch.allclose(lse.softmax(0) @ outputs, whole)
+    return round(whole.item(), 9)

@@ -8,6 +8,18 @@ def tokens(n):
     return SamplingParams(max_tokens=n, ignore_eos=True)
 
 
+def scheduler_log():
+    engine = Engine.simulated("orca", 5)
+    for length, arrival in ((3, 0), (3, 0), (3, 0), (2, 2), (3, 2)):
+        engine.add_request([1], tokens(length), arrival=arrival)
+    while engine.has_work:
+        engine.step()
+    ran = [len(step.shares) for step in engine.steps]
+    printed = [0, *ran]  # a line before each pass, and one at the end: the batch that the step before left behind
+    assert printed == [0, 3, 3, 5, 2, 1]
+    return ran[printed.index(5)]
+
+
 def scheduler_passes():
     engine, work = Engine.simulated("orca", max_batch_size=2), of_lengths([3, 4, 5])
     engine.generate(work.prompts, work.params)
