@@ -5,7 +5,8 @@
 
 The kernels' own Python sides are called with CPU tensors; instead of launching, Triton compiles for the named target.
 So the configurations are those that ship. Registers, local memory (spills), shared memory, matrix instructions and the
-widths of global loads are read from the compiled code with the tools that Triton's wheel carries.
+widths of global loads are read from the compiled code with the tools that Triton's wheel carries. ``loads`` has the
+widths in bits, and how many loads have them, for each pointer argument that is loaded from.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import linecache
 import os
 import re
 import subprocess
@@ -35,6 +37,7 @@ from cbref_kernels import common
 
 TARGETS = (75, 80, 89, 90)
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+KERNELS = Path(common.__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 HEADS = {64: (9, 3), 80: (8, 8), 96: (20, 4), 128: (32, 4), 256: (8, 1)}  # head dimension: query and key heads
 
@@ -77,7 +80,7 @@ def measure(kernel, target: int) -> dict:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
-        code = _tool("nvdisasm", "-c", file.name)
+        code = _tool("nvdisasm", "-c", "-g", file.name)  # -g: with the source line of each instruction
     usage = {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     operations = Counter(re.findall(r"\b(HGMMA|HMMA|LDGSTS|LDG|UTMALDG)\b", code))
     wide = len(re.findall(r"\b(?:LDG|LDGSTS)\.\S*\b128\b", code))
@@ -86,8 +89,24 @@ def measure(kernel, target: int) -> dict:
         "kernel": kernel.name, "target": target, "shared_bytes": kernel.metadata.shared, "registers": usage["REG"],
         "spilled_bytes": usage["STACK"] + usage["LOCAL"], "warps": kernel.metadata.num_warps,
         "stages": kernel.metadata.num_stages, "matrix": matrix, "wide_loads": wide,
-        "narrow_loads": operations["LDG"] + operations["LDGSTS"] - wide,
+        "narrow_loads": operations["LDG"] + operations["LDGSTS"] - wide, "loads": _loads(code),
     }  # fmt: skip
+
+
+def _loads(code: str) -> dict[str, dict[str, int]]:
+    """Pointer argument -> width of a load in bits -> number of such loads; "" for what no argument's load became."""
+    widths: dict[str, Counter] = {}
+    pointer = ""
+    for line in code.splitlines():
+        if found := re.search(r'//## File "(.*?)", line (\d+)', line):
+            # By name: Triton's own cache may hold code that a copy of this kernel in another folder became.
+            source = linecache.getline(str(KERNELS / Path(found[1]).name), int(found[2]))
+            load = re.search(r"tl\.load\((\w+)", source)
+            pointer = load[1] if load else ""
+        elif found := re.search(r"\b(?:LDG|LDGSTS)\b((?:\.\w+)*)", line):
+            width = re.search(r"\.[US]?(8|16|64|128)\b", found[1])
+            widths.setdefault(pointer, Counter())[width[1] if width else "32"] += 1
+    return widths
 
 
 def _tool(name: str, *args: str) -> str:
@@ -147,6 +166,9 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     result = report(options.targets, options.only)
-    print(tabulate(result, headers="keys"))
+    for row in (table := [dict(row) for row in result]):
+        loads = row["loads"].items()
+        row["loads"] = ", ".join(f"{name} {n}x{bits}" for name, widths in loads for bits, n in widths.items())
+    print(tabulate(table, headers="keys"))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

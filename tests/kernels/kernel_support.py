@@ -14,6 +14,8 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16]
 if not INTERPRETED:
     DTYPES.append(torch.bfloat16)  # the interpreter's products of bfloat16 are wrong
+GROUPS = range(1, 9)  # query heads on a KV head
+BLOCK_SIZES = (8, 16, 24, 32, 64, 128, 256)  # 24: neither a power of two nor a part of a tile
 BOUND = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # of relative_error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -13,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from cbref_kernels import kv_write as kv_write_module
 from cbref_kernels import rmsnorm as rmsnorm_module
 from cbref_kernels import rope as rope_module
+from cbref_kernels.common import HEAD_DIMS
 from cbref_kernels.kv_write import kv_write, kv_write_torch
 from cbref_kernels.rmsnorm import rmsnorm, rmsnorm_torch
 from cbref_kernels.rope import rope, rope_torch
@@ -277,12 +280,14 @@ def test_kv_write(tokens, heads, dim, block_size, dtype, layouts, seed):
         assert same_bits(cache, twin)
 
 
-def test_kv_write_puts_a_step_where_its_block_tables_say():
-    step = paged([5, 40, 16], [5, 1, 3], block_size=7, key_heads=2, dim=80)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("dim", "block_size"), [*product(HEAD_DIMS, (8, 24, 256)), *product((80,), (16, 32, 64, 128))])
+def test_kv_write_puts_a_step_where_its_block_tables_say(dim, block_size, dtype):
+    step = paged([5, 40, 16], [5, 1, 3], block_size=block_size, key_heads=2, dim=dim, dtype=dtype)
     k, v = (torch.cat([x[-n:] for x, n in zip(side, (5, 1, 3), strict=True)]) for side in (step.keys, step.values))
     keys, values = step.key_cache.clone(), step.value_cache.clone()
     for cache in (step.key_cache, step.value_cache):
-        cache.view(-1, 2, 80)[step.places] = NAN
+        cache.view(-1, 2, dim)[step.places] = NAN
     kv_write(k, v, step.key_cache, step.value_cache, step.places)
     assert same_bits(step.key_cache, keys) and same_bits(step.value_cache, values)
 
