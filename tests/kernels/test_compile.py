@@ -105,3 +105,43 @@ def test_what_else_is_loaded_is_little(rows):
 def test_the_write_into_the_cache_reads_128_bits_at_a_time(rows):
     writes = [r for r in rows if r["case"].startswith("kv_write")]
     assert complaints(writes, lambda r: any(set(r["loads"].get(p, ())) != {"128"} for p in ("k_ptr", "v_ptr"))) == []
+
+
+STEPS_OF_ALL_KINDS = """
+import json, sys
+import torch
+from kernel_report import launches
+from cbref_kernels.decode_attention import decode_attention
+from cbref_kernels.mixed_attention import mixed_attention
+from cbref_kernels.prefill_attention import prefill_attention
+
+def cut(size, first):
+    return torch.zeros(first + size, dtype=torch.int32)[first:]
+
+compiled = {}
+cache = torch.zeros(8, 16, 3, 64, dtype=torch.float16)
+for chunks, width, first, splits in ((1, 1, 0, 2), (2, 16, 1, 16), (16, 33, 2, 64), (17, 48, 3, 17)):
+    q, k = torch.zeros(chunks, 9, 64, dtype=torch.float16), torch.zeros(chunks, 3, 64, dtype=torch.float16)
+    table, context = cut(chunks * width, first).view(chunks, width), cut(chunks, first)
+    starts = cut(chunks + 1, first)
+    for call in (
+        lambda: decode_attention(q, cache, cache, table, context, 0.1, splits),
+        lambda: prefill_attention(q, k, k, cache, cache, table, context, starts, 1, 0.1),
+        lambda: mixed_attention(q, cache, cache, table, context, starts, 0.1),
+    ):
+        for kernel in launches(call, 80):
+            compiled.setdefault(kernel.name, set()).add(kernel.hash)
+json.dump({name: len(hashes) for name, hashes in compiled.items()}, sys.stdout)
+"""
+
+
+def test_no_step_compiles_a_kernel_again():
+    """Whatever the number of requests, the width of the table, and where a step's metadata begins. The join is compiled
+    for each power of two of splits."""
+    environment = os.environ | {"PYTHONPATH": str(TOOL.parent), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", STEPS_OF_ALL_KINDS]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr[-3000:]
+    versions = json.loads(run.stdout)
+    assert versions.pop("_join_kernel") == 4  # 2, 16, 32 and 64
+    assert versions == {"_attend_kernel": 1, "_prefill_kernel": 1, "_mixed_kernel": 1}
