@@ -469,8 +469,8 @@ def test_bundle_is_the_same_on_every_run():
     bundle = Race()._repr_mimebundle_()[0]
     assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}
     assert bundle["text/plain"] == (
-        "20 requests at 8 a second: Prefill first 3.65 s, worst gap between tokens 388 ms; "
-        "Sarathi-Serve 3.44 s, worst gap between tokens 39 ms"
+        "20 requests at 8 a second: Prefill first 3.54 s, worst gap between tokens 292 ms; "
+        "Sarathi-Serve 3.38 s, worst gap between tokens 38 ms"
     )
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] not in bundle["text/html"]
     assert len(bundle["text/html"].encode()) <= 150_000
