@@ -10,8 +10,8 @@ from widget_support import THEMES, WCAG, assert_every_run_writes, comparing_colo
 
 from cbref import strings
 from cbref.widgets import BatchingWidget, batching
+from cbref.widgets.static import source
 
-MODULE = batching._HERE / "batching.js"
 DEFAULT = [4, 2, 6, 3, 5, 2]
 
 
@@ -58,7 +58,7 @@ def cases():
 
 def test_module_and_python_schedule_as_the_reference(page, tmp_path):
     file = tmp_path / "simulate.html"
-    file.write_text(f"<script type=module>{MODULE.read_text()}\nwindow.simulate = simulate;</script>")
+    file.write_text(f"<script type=module>{BatchingWidget._esm}\nwindow.simulate = simulate;</script>")
     page.goto(file.as_uri())
     answers = page.evaluate("cases => cases.map(([lengths, slots]) => simulate(lengths, slots))", cases())
     for (lengths, slots), answer in zip(cases(), answers, strict=True):
@@ -439,9 +439,9 @@ def test_assignment_is_checked_too():
 
 
 def test_every_text_is_used():
-    source = MODULE.read_text() + (MODULE.parent / "batching.py").read_text()
+    text = source("batching.js", "batching.py")
     for key in strings.load("batching"):
-        assert re.search(rf"\b{key}\b|`{key.split('_')[0]}_\$", source), key
+        assert re.search(rf"\b{key}\b|`{key.split('_')[0]}_\$", text), key
 
 
 def test_texts_fall_back_to_english(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@
 const LIMIT = { requests: 8, length: 20, slots: [2, 3, 4] };
 const NEW_LENGTH = 4; // tokens of a request that the reader adds
 const SIDES = ["static", "continuous"];
-const COUNT = Symbol.for("cbref.instances");
 
 // One token per slot and step, all requests present at step 0, first come first served, lowest free slot first.
 export function simulate(lengths, slots) {
@@ -48,17 +47,6 @@ function stateAt(side, step, slots) {
   };
 }
 
-const letter = (request) => String.fromCharCode(65 + request);
-const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-
-function h(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes))
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
 const div = (name, ...children) => h("div", { class: `cbb-${name}` }, ...children);
 
 function render({ model, el }) {
@@ -69,16 +57,12 @@ function render({ model, el }) {
   const list = (requests) => join(requests.map(letter)) || t("nobody");
   const stretch = ({ start, stop }) => (stop - start === 1 ? stop : t("span", { first: start + 1, last: stop }));
   const badge = (request) => h("span", { class: "cbb-badge", "data-request": request }, letter(request));
-  // Unlike any other instance's in the document, from whichever copy of this module that one comes.
-  const id = `cbb-${(globalThis[COUNT] = (globalThis[COUNT] ?? 0) + 1)}`;
+  const id = uniqueId("cbb");
   let lengths, slots, run, total, step, timer = null; // the timer is set while playing
 
-  // ---- Changing the state. The model holds it, so that Python and a second view of the same widget follow.
+  // ---- Changing the state.
 
-  function set(changes) {
-    for (const name in changes) model.set(name, changes[name]);
-    model.save_changes();
-  }
+  const set = (changes) => put(model, changes);
 
   function go(to) {
     pause();
@@ -277,21 +261,7 @@ function render({ model, el }) {
     drawRequests();
   }
 
-  const events = ["change:lengths", "change:slots", "change:step"];
-  for (const event of events) model.on(event, update);
-  el.append(root);
-  update();
-  let seen = root.clientWidth;
-  const observer = new ResizeObserver(() => { // how many letters fit depends on the width
-    if (root.clientWidth !== seen) update();
-    seen = root.clientWidth;
-  });
-  observer.observe(root);
-  return () => {
-    clearInterval(timer);
-    observer.disconnect();
-    for (const event of events) model.off(event, update);
-  };
+  return attach({ model, el, root, names: ["lengths", "slots", "step"], update, sized: root, stop: () => clearInterval(timer) });
 }
 
 export default { render };

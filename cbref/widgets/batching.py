@@ -2,16 +2,14 @@
 
 import html
 from collections.abc import Sequence
-from pathlib import Path
 
 import traitlets
 
 from cbref import strings as texts
 from cbref.engine import Engine
-from cbref.widgets.static import StaticTwin, integer
+from cbref.widgets.static import StaticTwin, integer, source
 from cbref.workloads import of_lengths
 
-_HERE = Path(__file__).parent
 MAX_REQUESTS, MAX_LENGTH, SLOTS = 8, 20, (2, 4)
 
 
@@ -29,8 +27,8 @@ class BatchingWidget(StaticTwin):
     """
 
     kind = "batching"
-    _esm = _HERE / "batching.js"
-    _css = _HERE / "batching.css"
+    _esm = source("dom.js", "batching.js")
+    _css = source("theme.css", "batching.css")
 
     lengths = traitlets.List(traitlets.Int()).tag(sync=True)
     slots = traitlets.Int().tag(sync=True)

@@ -1,9 +1,8 @@
 // Who holds which block of the KV cache, step by step. anywidget calls `render`; so does the static page (static.py).
-// The run and its sentences come from Python (blocks.py); parts.js comes before this text. There are no words in here.
+// The run and its sentences come from Python (blocks.py); dom.js and parts.js come before this text. There are no words in here.
 
 const SIZE = 4; // tokens a block
 const POOLS = ["10", "12", "16"];
-const letter = (request) => String.fromCharCode(65 + request);
 const stored = (index, computed) => clamp(computed - SIZE * index, 0, SIZE); // of a table's entry
 
 // What the pool looks like: per block its holders, its tokens, whether it is idle, known by its content, and new.
@@ -34,12 +33,9 @@ function render({ model, el }) {
   const requests = model.get("requests");
   let frames, blocks, step, total, timer = null; // the timer is set while playing
 
-  // ---- Changing the state. The model holds it, so that Python and a second view of the same widget follow.
+  // ---- Changing the state.
 
-  function set(changes) {
-    for (const name in changes) model.set(name, changes[name]);
-    model.save_changes();
-  }
+  const set = (changes) => put(model, changes);
   function go(to) {
     pause();
     set({ step: clamp(to, 0, total) });
@@ -176,14 +172,7 @@ function render({ model, el }) {
     shown = key;
   }
 
-  const events = ["change:num_blocks", "change:prefix_caching", "change:step"];
-  for (const event of events) model.on(event, update);
-  el.append(root);
-  update();
-  return () => {
-    clearInterval(timer);
-    for (const event of events) model.off(event, update);
-  };
+  return attach({ model, el, root, names: ["num_blocks", "prefix_caching", "step"], update, stop: () => clearInterval(timer) });
 }
 
 export default { render };

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from functools import cache
-from pathlib import Path
 
 import traitlets
 
@@ -12,9 +11,8 @@ from cbref import strings as texts
 from cbref.engine import Engine
 from cbref.request import Request, SamplingParams, Status
 from cbref.schedulers import POLICIES
-from cbref.widgets.static import StaticTwin
+from cbref.widgets.static import StaticTwin, source
 
-_HERE = Path(__file__).parent
 BLOCK, POOLS, SLOTS = 4, (10, 12, 16), 6
 SYSTEM = tuple(range(1, 9))  # the system prompt that some requests share: two full blocks
 # Whether it begins with the system prompt, tokens of its own, tokens it generates, steps that go by before it arrives.
@@ -35,8 +33,8 @@ class Blocks(StaticTwin):
     """
 
     kind = "blocks"
-    _esm = "\n".join((_HERE / name).read_text("utf-8") for name in ("parts.js", "blocks.js"))
-    _css = "\n".join((_HERE / name).read_text("utf-8") for name in ("parts.css", "blocks.css"))
+    _esm = source("dom.js", "parts.js", "blocks.js")
+    _css = source("theme.css", "parts.css", "blocks.css")
 
     num_blocks = traitlets.Int().tag(sync=True)
     prefix_caching = traitlets.Bool().tag(sync=True)

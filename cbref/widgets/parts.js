@@ -1,27 +1,8 @@
-// Parts that several interactives share. Python puts this file before a module's own text: `_esm = parts + own`.
-// Like the modules it has no words, no dependencies, and asks the network for nothing.
+// Parts that several interactives share; dom.js comes before this text, and a module's own text after it.
 
-const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-
-function fill(node, attributes, children) {
-  for (const [name, value] of Object.entries(attributes))
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
-  node.append(...children.filter((child) => child !== null));
-  return node;
-}
-// h("p", { class: "cbp-note" }, "text", node, …); `on…` attributes are listeners, false and null leave one out.
-const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const hidden = (text) => h("span", { class: "cbp-sr" }, text);
-
-// An id that no other instance in the document has, from whichever copy of this file that one comes.
-function uniqueId(kind) {
-  const counter = Symbol.for("cbref.instances");
-  globalThis[counter] = (globalThis[counter] ?? 0) + 1;
-  return `${kind}-${globalThis[counter]}`;
-}
 
 // number(value, digits): in the language's own writing; `digits` decimals, always as many.
 // number(value): at most three. percent(share, digits).

@@ -1,8 +1,6 @@
 // The questions of a chapter. anywidget calls `render`; so does the static page (static.py).
 // There are no words in here: every text comes from the model. No dependencies, no network, and no answer is kept.
 
-const COUNT = Symbol.for("cbref.instances");
-
 // A number as people write it, or NaN: 1,000 · 1 000 · 1_000 · 0.5 · 0,5 · 50 % · 12 blocks (if that is the unit).
 // `decimal` is the language's own sign; the other one groups thousands if what follows it can be read so.
 export function parse(text, unit = "", decimal = ".") {
@@ -27,15 +25,6 @@ export function parse(text, unit = "", decimal = ".") {
 // The same within the tolerance, give or take what floating point numbers lose.
 const close = (value, target, tolerance) => Math.abs(value - target) <= tolerance + 1e-9 * Math.max(1, Math.abs(target));
 
-function h(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes))
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
 function label(node, verdict) {
   if (verdict) node.dataset.verdict = verdict;
   else delete node.dataset.verdict;
@@ -51,8 +40,7 @@ function render({ model, el }) {
   const t = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (hole, name) => values[name] ?? hole);
   const format = new Intl.NumberFormat(words.lang, { maximumSignificantDigits: 12 });
   const decimal = format.formatToParts(0.5).find((part) => part.type === "decimal").value;
-  // Unlike any other instance's in the document, from whichever copy of this module that one comes.
-  const id = `cbq-${(globalThis[COUNT] = (globalThis[COUNT] ?? 0) + 1)}`;
+  const id = uniqueId("cbq");
   const results = Array(total).fill(null); // of the latest check of each question: right or not
   const live = (name, attributes) => h("div", { class: name, role: "status", "aria-live": "polite", ...attributes });
   const score = live("cbq-score");

@@ -7,14 +7,12 @@ import html
 import json
 import math
 import re
-from pathlib import Path
 
 import traitlets
 
 from cbref import strings as texts
-from cbref.widgets.static import StaticTwin
+from cbref.widgets.static import StaticTwin, source
 
-_HERE = Path(__file__).parent
 _FIELDS = {  # kind: (required, optional with their defaults)
     "choice": ({"id", "kind", "ask", "options"}, {}),
     "number": ({"id", "kind", "ask", "answer", "right", "wrong"}, {"tolerance": 0, "unit": "", "near": []}),
@@ -33,8 +31,8 @@ class Quiz(StaticTwin):
     """
 
     kind = "quiz"
-    _esm = _HERE / "quiz.js"
-    _css = _HERE / "quiz.css"
+    _esm = source("dom.js", "quiz.js")
+    _css = source("theme.css", "quiz.css")
 
     questions = traitlets.List(traitlets.Dict()).tag(sync=True)
     strings = traitlets.Dict().tag(sync=True)

@@ -1,5 +1,5 @@
 // Two policies serve the same requests on one clock. anywidget calls `render`; so does the static page (static.py).
-// The runs come from Python (race.py); parts.js comes before this text. There are no words in here.
+// The runs come from Python (race.py); dom.js and parts.js come before this text. There are no words in here.
 
 const UNIT = 100; // of a run's times in a millisecond
 const LANE = { row: 11, height: 7 };
@@ -50,12 +50,9 @@ function render({ model, el }) {
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   let shown = {}, rate, end, tick, clock, timer = null; // shown: side -> policy; the clock in milliseconds
 
-  // ---- Changing the state. The model holds it, so that Python and a second view of the same widget follow.
+  // ---- Changing the state.
 
-  function set(changes) {
-    for (const key in changes) model.set(key, changes[key]);
-    model.save_changes();
-  }
+  const set = (changes) => put(model, changes);
   function go(to) {
     pause();
     set({ clock: clamp(to, 0, end) });
@@ -273,22 +270,7 @@ function render({ model, el }) {
     drawAll();
   }
 
-  const events = ["change:left", "change:right", "change:rate", "change:clock"];
-  for (const event of events) model.on(event, update);
-  el.append(root);
-  update();
-  let seen = root.clientWidth;
-  const observer = new ResizeObserver(() => { // the lanes are as wide as the panel
-    if (root.clientWidth !== seen) update();
-    seen = root.clientWidth;
-  });
-  observer.observe(root);
-  return () => {
-    clearInterval(timer);
-    live.stop();
-    observer.disconnect();
-    for (const event of events) model.off(event, update);
-  };
+  return attach({ model, el, root, names: ["left", "right", "rate", "clock"], update, sized: root, stop: () => { clearInterval(timer); live.stop(); } });
 }
 
 export default { render };

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import traitlets
@@ -16,10 +15,9 @@ import traitlets
 from cbref import strings as texts
 from cbref.engine import Engine
 from cbref.request import SamplingParams
-from cbref.widgets.static import StaticTwin
+from cbref.widgets.static import StaticTwin, source
 from cbref.workloads import Workload, azure, serve
 
-_HERE = Path(__file__).parent
 POLICIES = {"static": {}, "orca": {}, "prefill_first": {}, "sarathi": {"max_num_batched_tokens": 512}}
 RATES = (4.0, 8.0, 16.0)  # requests a second
 REQUESTS, SEED, SLOTS, MODEL, GPU = 20, 3, 8, "llama-3-8b", "a100"
@@ -43,8 +41,8 @@ class Race(StaticTwin):
     """
 
     kind = "race"
-    _esm = "\n".join((_HERE / name).read_text("utf-8") for name in ("parts.js", "race.js"))
-    _css = "\n".join((_HERE / name).read_text("utf-8") for name in ("parts.css", "race.css"))
+    _esm = source("dom.js", "parts.js", "race.js")
+    _css = source("theme.css", "parts.css", "race.css")
 
     left = traitlets.Unicode().tag(sync=True)
     right = traitlets.Unicode().tag(sync=True)

@@ -50,8 +50,7 @@ function render({ model, el }) {
   const live = liveRegion(400); // not every stop that a slider passes
 
   function set(name, value) {
-    model.set(name, value);
-    model.save_changes();
+    put(model, { [name]: value });
     live.say(spoken());
   }
 
@@ -219,21 +218,7 @@ function render({ model, el }) {
     h("div", { class: "cbp-controls" }, ...["requests", "new", "context"].map((name) => controls[name].node)),
     h("div", { class: "cbp-panel" }, chart, legend),
     h("div", { class: "cbp-panel" }, total, bar, times, figures), notes, table.node, live.node);
-  const events = CHOSEN.map((name) => `change:${name}`);
-  for (const event of events) model.on(event, update);
-  el.append(root);
-  update();
-  let seen = chart.clientWidth;
-  const observer = new ResizeObserver(() => {
-    if (chart.clientWidth !== seen) update();
-    seen = chart.clientWidth;
-  });
-  observer.observe(chart);
-  return () => {
-    live.stop();
-    observer.disconnect();
-    for (const event of events) model.off(event, update);
-  };
+  return attach({ model, el, root, names: CHOSEN, update, sized: chart, stop: live.stop });
 }
 
 export default { render };

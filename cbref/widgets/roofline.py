@@ -3,15 +3,13 @@
 import html
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import traitlets
 
 from cbref import strings as texts
 from cbref.hardware import HARDWARE, MODELS, Hardware, ModelShape
-from cbref.widgets.static import StaticTwin, integer
+from cbref.widgets.static import StaticTwin, integer, source
 
-_HERE = Path(__file__).parent
 LIMITS = {"requests": (1, 1024), "context": (0, 131_072), "new": (2, 131_072)}
 UTILISATION = 0.9  # of the GPU's memory: what Hardware.kv_capacity takes
 # fmt: off
@@ -51,8 +49,8 @@ class Roofline(StaticTwin):
     """
 
     kind = "roofline"
-    _esm = (_HERE / "parts.js").read_text("utf-8") + (_HERE / "roofline.js").read_text("utf-8")
-    _css = (_HERE / "parts.css").read_text("utf-8") + (_HERE / "roofline.css").read_text("utf-8")
+    _esm = source("dom.js", "parts.js", "roofline.js")
+    _css = source("theme.css", "parts.css", "roofline.css")
 
     model = traitlets.Unicode().tag(sync=True)
     gpu = traitlets.Unicode().tag(sync=True)

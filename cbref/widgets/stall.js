@@ -25,8 +25,7 @@ function render({ model, el }) {
   const current = () => traces.find((one) => one.budget === model.get("budget"));
 
   function set(name, value) {
-    model.set(name, value);
-    model.save_changes();
+    put(model, { [name]: value });
     const one = current();
     live.say(t("say", { budget: title(one), worst: ms(one.worst), ttft: seconds(one.ttft), steps: one.steps,
       verdict: verdict().join(" ") }));
@@ -164,21 +163,7 @@ function render({ model, el }) {
     h("div", { class: "cbp-panel" }, box), h("div", { class: "cbp-panel" }, figures, judged), h("div", { class: "cbp-notes" },
       remark, h("p", { class: "cbp-muted" }, t("setting", { ...data, mfu: percent(data.mfu), mbu: percent(data.mbu) }))),
     overview.node, live.node);
-  const events = ["change:budget", "change:slo"];
-  for (const event of events) model.on(event, update);
-  el.append(root);
-  update();
-  let seen = box.clientWidth;
-  const observer = new ResizeObserver(() => {
-    if (box.clientWidth !== seen) update();
-    seen = box.clientWidth;
-  });
-  observer.observe(box);
-  return () => {
-    live.stop();
-    observer.disconnect();
-    for (const event of events) model.off(event, update);
-  };
+  return attach({ model, el, root, names: ["budget", "slo"], update, sized: box, stop: live.stop });
 }
 
 export default { render };

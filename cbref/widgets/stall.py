@@ -3,7 +3,6 @@
 import html
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import traitlets
 
@@ -11,9 +10,8 @@ from cbref import strings as texts
 from cbref.engine import Engine
 from cbref.hardware import HARDWARE, MODELS
 from cbref.request import SamplingParams, Status
-from cbref.widgets.static import StaticTwin, integer
+from cbref.widgets.static import StaticTwin, integer, source
 
-_HERE = Path(__file__).parent
 MODEL, GPU = "llama-3-8b", "h100"
 DECODES, CONTEXT, PROMPT = 30, 2000, 50_000
 BUDGETS = (None, 8192, 4096, 2048, 1024, 512, 256)  # tokens in a step; None: prefill first
@@ -36,8 +34,8 @@ class Stall(StaticTwin):
     """
 
     kind = "stall"
-    _esm = (_HERE / "parts.js").read_text("utf-8") + (_HERE / "stall.js").read_text("utf-8")
-    _css = (_HERE / "parts.css").read_text("utf-8") + (_HERE / "stall.css").read_text("utf-8")
+    _esm = source("dom.js", "parts.js", "stall.js")
+    _css = source("theme.css", "parts.css", "stall.css")
 
     budget = traitlets.Int(allow_none=True).tag(sync=True)
     slo = traitlets.Int().tag(sync=True)

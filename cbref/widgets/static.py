@@ -9,6 +9,7 @@ import html
 import json
 import operator
 import re
+from pathlib import Path
 
 import anywidget
 import ipywidgets
@@ -39,6 +40,11 @@ _MOUNT = """
   }
 }
 """
+
+
+def source(*names: str) -> str:
+    """The text of these modules or style sheets, one after the other: a page opened from disk cannot import them."""
+    return "\n".join((Path(__file__).parent / name).read_text("utf-8") for name in names)
 
 
 class StaticTwin(anywidget.AnyWidget):

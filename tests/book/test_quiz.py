@@ -14,8 +14,9 @@ from axe_playwright_python.sync_playwright import Axe
 from widget_support import THEMES, WCAG, comparing_colours, open_widgets
 
 from cbref import strings
-from cbref.widgets import Quiz, quiz
+from cbref.widgets import Quiz
 from cbref.widgets.quiz import load_quiz
+from cbref.widgets.static import source
 
 FOLDER = Path(strings.__file__).parent / "en"
 CHAPTERS = sorted(file.stem.removeprefix("quiz_") for file in FOLDER.glob("quiz_*.json"))
@@ -310,8 +311,7 @@ NOTATIONS = [
 
 def test_notations_of_numbers(page, tmp_path):
     file = tmp_path / "parse.html"
-    module = (quiz._HERE / "quiz.js").read_text()
-    file.write_text(f"<meta charset=utf-8><script type=module>{module}\nwindow.parse = parse;</script>")
+    file.write_text(f"<meta charset=utf-8><script type=module>{Quiz._esm}\nwindow.parse = parse;</script>")
     page.goto(file.as_uri())
     read = "cases => cases.map(([text, unit, decimal]) => String(parse(text, unit, decimal)))"
     answers = page.evaluate(read, [[text, unit, "."] for text, unit, _ in NOTATIONS])
@@ -531,6 +531,6 @@ def test_bundle_is_the_same_on_every_run(chapter):
 
 
 def test_every_text_is_used():
-    source = (quiz._HERE / "quiz.js").read_text() + (quiz._HERE / "quiz.py").read_text()
+    text = source("quiz.js", "quiz.py")
     for key in strings.load("quiz"):
-        assert re.search(rf"\b{key}\b", source), key
+        assert re.search(rf"\b{key}\b", text), key

@@ -10,8 +10,8 @@ from widget_support import THEMES, WCAG, assert_every_run_writes, comparing_colo
 from cbref import strings
 from cbref.engine import Engine
 from cbref.request import SamplingParams, Status
-from cbref.widgets import blocks
 from cbref.widgets.blocks import BLOCK, POOLS, REQUESTS, SLOTS, SYSTEM, Blocks
+from cbref.widgets.static import source
 
 SETTINGS = [(size, caching) for size in POOLS for caching in (True, False)]
 NAMES = "ABCDEF"
@@ -466,10 +466,10 @@ def test_assignment_is_checked_too():
 
 
 def test_every_text_is_used_and_none_is_in_the_code():
-    source = (blocks._HERE / "blocks.js").read_text() + (blocks._HERE / "blocks.py").read_text()
+    text = source("blocks.js", "blocks.py")
     for key in strings.load("blocks"):
         stem = key.split("_")[0]
         built = {"state": "`state_$", "tile": "`tile_$", "figure": "`figure_$", "legend": "`legend_$",
                  "event": 'f"event_', "finish": 'f"finish_'}  # fmt: skip
-        assert re.search(rf"\b{key}\b", source) or built.get(stem, "\0") in source, key
+        assert re.search(rf"\b{key}\b", text) or built.get(stem, "\0") in text, key
     assert strings.load("blocks")["lang"] == "en"

@@ -13,6 +13,7 @@ from cbref import strings
 from cbref.engine import Engine
 from cbref.widgets import race
 from cbref.widgets.race import POLICIES, RATES, REQUESTS, SLOTS, Race
+from cbref.widgets.static import source
 from cbref.workloads import AZURE, serve
 
 NAMES = {"static": "Static", "orca": "Orca", "prefill_first": "Prefill first", "sarathi": "Sarathi-Serve"}
@@ -514,7 +515,7 @@ def test_assignment_is_checked_too():
 
 
 def test_every_text_is_used():
-    source = (race._HERE / "race.js").read_text() + (race._HERE / "race.py").read_text()
+    text = source("race.js", "race.py")
     for key in strings.load("race"):
         built = {
             "policy": "`policy_$",
@@ -523,4 +524,4 @@ def test_every_text_is_used():
             "legend": "`legend_$",
             "column": "`column_$",
         }
-        assert re.search(rf"\b{key}\b", source) or built.get(key.split("_")[0], "\0") in source, key
+        assert re.search(rf"\b{key}\b", text) or built.get(key.split("_")[0], "\0") in text, key

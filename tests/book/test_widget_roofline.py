@@ -15,6 +15,7 @@ from cbref.hardware import HARDWARE, MODELS
 from cbref.request import Chunk
 from cbref.widgets import roofline
 from cbref.widgets.roofline import Roofline
+from cbref.widgets.static import source
 
 BASE = {"phase": "decode", "rates": "peak", "requests": 32, "context": 2000, "new": 2048}
 
@@ -470,8 +471,8 @@ def test_assignment_is_checked_too():
 
 
 def test_every_text_is_used():
-    source = "".join((roofline._HERE / f"roofline{end}").read_text() for end in (".js", ".py"))
+    text = source("roofline.js", "roofline.py")
     for key in strings.load("roofline"):
         stems = {key.rsplit("_", count)[0] for count in (1, 2)}
-        built = any(f"{stem}_{sign}" in source for stem in stems for sign in "${")
-        assert built or re.search(rf"\b{key}\b", source) or key.startswith(("phase_", "rates_")), key
+        built = any(f"{stem}_{sign}" in text for stem in stems for sign in "${")
+        assert built or re.search(rf"\b{key}\b", text) or key.startswith(("phase_", "rates_")), key

@@ -11,6 +11,7 @@ from cbref import strings
 from cbref.hardware import HARDWARE, MODELS
 from cbref.widgets import stall
 from cbref.widgets.stall import BUDGETS, CONTEXT, DECODES, PROMPT, Stall
+from cbref.widgets.static import source
 
 TRACES = {trace["budget"]: trace for trace in Stall().data["traces"]}
 SIZES = BUDGETS[1:]
@@ -423,7 +424,7 @@ def test_assignment_is_checked_too():
 
 
 def test_every_text_is_used():
-    source = "".join((stall._HERE / f"stall{end}").read_text() for end in (".js", ".py"))
+    text = source("stall.js", "stall.py")
     for key in strings.load("stall"):
-        built = any(f"{key.split('_')[0]}_{sign}" in source for sign in "${")
-        assert built or re.search(rf"\b{key}\b", source), key
+        built = any(f"{key.split('_')[0]}_{sign}" in text for sign in "${")
+        assert built or re.search(rf"\b{key}\b", text), key
