@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from report import write
+from report import AZURE_TRACE, write
 from tqdm import tqdm
 
 from cbref.workloads import read_azure_csv
@@ -99,10 +99,7 @@ def measure(folder: Path) -> dict:
     result = {
         "what": "lengths in the Azure LLM inference trace 2023, and the memory and slot-iterations wasted on them",
         "machine": "computed from all rows of the traces; nothing was served",
-        "cite": "Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024",
-        "published": 2024,
-        "url": "https://github.com/Azure/AzurePublicDataset",
-        "licence": "CC BY 4.0",
+        **AZURE_TRACE,
         "left_out": "the rows themselves: what is here are means, percentiles and shares",
         "traces": {},
     }

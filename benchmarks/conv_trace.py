@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from report import header, write
+from report import AZURE_TRACE, header, write
 
 from cbref import Engine
 from cbref.metrics import SLO
@@ -21,10 +21,7 @@ from cbref.workloads import Workload, read_azure_csv, serve
 TRACE = "AzureLLMInferenceTrace_conv.csv"
 SOURCE = {
     "what": "a simulation: the whole Azure conversation trace of 2023, at its recorded times, under each policy",
-    "cite": "Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024",
-    "published": 2024,
-    "url": "https://github.com/Azure/AzurePublicDataset",
-    "licence": "CC BY 4.0",
+    **AZURE_TRACE,
     "left_out": "other percentiles; the times of single requests",
     "command": "python benchmarks/conv_trace.py FOLDER_OR_CSV --out cbref/recorded/conv_trace.json",
 }

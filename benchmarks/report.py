@@ -9,6 +9,13 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+AZURE_TRACE = {
+    "cite": "Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024",
+    "published": 2024,
+    "url": "https://github.com/Azure/AzurePublicDataset",
+    "licence": "CC BY 4.0",
+}
+
 
 def header(*packages: str) -> dict:
     """When, on what, and with which versions a result was made."""
